@@ -1,0 +1,221 @@
+// Package backend is the contract between SandboxForge and a hypervisor: the
+// life cycle of one VM and a byte stream to the agent inside it. Everything
+// else (commands, files, sync, tasks, Docker) is written once, against the
+// guest client, and never asks which backend it runs on.
+//
+// A backend knows nothing of leases, MCP or Docker. It knows VMs by name, and
+// all that it keeps about a VM lies in that VM's directory or with the
+// hypervisor, so that any process of the same user can find it.
+//
+// # The story of a VM
+//
+// A server process asks Probe whether the backend can be used at all, and
+// calls Create: afterwards the VM has a disk and nothing runs. It then starts
+// a supervisor process, which calls Start on its own Backend value made from
+// the same Config. Start returns a Machine, and the supervisor owns it: it
+// dials the agent, waits for the end, stops it. Any process may call Inspect,
+// List and Delete at any time, also while the supervisor lives, is being
+// killed, or is long gone.
+//
+//	err := b.Create(ctx, backend.Spec{Name: "agent-0a1b2c3d", ...})
+//	m, err := b.Start(ctx, "agent-0a1b2c3d")      // in the supervisor
+//	stream, err := m.DialAgent(ctx)
+//	err = m.Stop(ctx, 5*time.Second)
+//	err = b.Delete(ctx, "agent-0a1b2c3d")
+//
+// # Errors
+//
+// Methods return *fault.Error values for what a person can act on. Callers
+// test kinds with errors.Is against ErrNotFound, ErrRunning, ErrNotRunning and
+// ErrUnsupported; an error that is none of these says nothing about the VM's
+// state, and the caller looks with Inspect.
+//
+// # Tests
+//
+// backendtest.Suite holds every backend to the sentences below.
+package backend
+
+import (
+	"context"
+	"errors"
+	"io"
+	"time"
+)
+
+// Error kinds. They are wrapped by the errors that methods return.
+var (
+	// ErrNotFound: there is no VM of that name.
+	ErrNotFound = errors.New("no such VM")
+	// ErrRunning: the VM runs and the call needs one that does not.
+	ErrRunning = errors.New("the VM is running")
+	// ErrNotRunning: the VM does not run and the call needs one that does.
+	ErrNotRunning = errors.New("the VM is not running")
+	// ErrUnsupported: this backend cannot do that. Never returned for what
+	// Capabilities claims.
+	ErrUnsupported = errors.New("not supported by this backend")
+	// ErrExists: a VM of that name exists with another Spec.
+	ErrExists = errors.New("a VM of that name exists with another specification")
+)
+
+// Backend is one hypervisor. Its methods may be called concurrently and from
+// several processes at once.
+type Backend interface {
+	// Name is the backend's name in results and configuration: "qemu",
+	// "lima", "hyperv", "fake".
+	Name() string
+
+	// Probe says whether VMs can be made here. It must not fail for what is
+	// merely missing: that is a Report with Usable false and a Problem for
+	// each missing item with the command that mends it. It may block for the
+	// time of an accelerator trial the first time, and is fast afterwards.
+	Probe(ctx context.Context, p Progress) (Report, error)
+
+	// Capabilities says what this backend can do. It does not block.
+	Capabilities() Capabilities
+
+	// Create makes the VM's disk and records its Spec; nothing runs
+	// afterwards. It is idempotent: the same Spec again succeeds and changes
+	// nothing. Another Spec under the same name fails with ErrExists. When it
+	// fails or is cancelled, nothing of the VM is left.
+	Create(ctx context.Context, s Spec) error
+
+	// Start runs a created VM and returns at once when the hypervisor runs
+	// it, not when the guest is up. It fails with ErrNotFound, or ErrRunning
+	// if any process runs that VM already; two concurrent Starts never run
+	// one disk twice. Where Capabilities.DiesWithOwner is set, the VM ends
+	// when the calling process ends, however that ends. ctx bounds the start
+	// only; the Machine outlives it.
+	Start(ctx context.Context, name string, o StartOptions) (Machine, error)
+
+	// Inspect returns the VM as it is now; ErrNotFound if there is none. A VM
+	// whose hypervisor process was killed is Stopped at once.
+	Inspect(ctx context.Context, name string) (Info, error)
+
+	// List returns every VM of this backend under its state directory,
+	// half-made and broken ones included, and never one that is not there.
+	List(ctx context.Context) ([]Info, error)
+
+	// Delete stops the VM by force if it runs, from whatever process, and
+	// removes all that belongs to it. A missing VM is success. After success
+	// List does not show it, no process of it is left, and the name can be
+	// used again. It is safe to call it concurrently with anything.
+	Delete(ctx context.Context, name string) error
+}
+
+// Machine is a running VM, owned by the process that started it.
+type Machine interface {
+	// DialAgent opens the byte stream to the guest's agent port. There is one
+	// at a time: a new one takes the place of the old. It blocks until the
+	// hypervisor's end is there or ctx ends; that the guest's agent answers
+	// is for the caller to find out. Bytes of an earlier stream may still be
+	// in the queues: the link layer above copes.
+	DialAgent(ctx context.Context) (io.ReadWriteCloser, error)
+
+	// Done is closed when the VM has ended, for whatever reason.
+	Done() <-chan struct{}
+
+	// Exit says how it ended; valid after Done.
+	Exit() Exit
+
+	// Stop ends the VM: politely if grace is positive, by force when grace or
+	// ctx has passed. After success the VM is gone. Stopping an ended VM
+	// succeeds.
+	Stop(ctx context.Context, grace time.Duration) error
+
+	// Info is what Inspect would return.
+	Info() Info
+
+	// Console returns the newest bytes of the guest's console, at most max.
+	Console(max int) []byte
+}
+
+// Spec is what a VM is made of. Equal Specs make equal VMs.
+type Spec struct {
+	Name      string `json:"name"` // [a-z0-9][a-z0-9-]{0,39}
+	CPUs      int    `json:"cpus"`
+	MemoryMiB int64  `json:"memory_mib"`
+	DiskBytes int64  `json:"disk_bytes"`         // size of the root disk; never below the image's
+	Arch      string `json:"arch"`               // GOARCH; empty: the host's
+	Image     string `json:"image,omitempty"`    // qemu: name of a built image, empty for the default
+	Template  string `json:"template,omitempty"` // lima
+	VMType    string `json:"vm_type,omitempty"`  // lima
+	Hostname  string `json:"hostname"`
+}
+
+// StartOptions are of one start, not of the VM.
+type StartOptions struct {
+	// Accel forces an accelerator; empty: what Probe found.
+	Accel string
+	// Progress is told about the start; may be nil.
+	Progress Progress
+}
+
+// State is what the hypervisor says of a VM.
+type State string
+
+// The states.
+const (
+	Stopped State = "stopped" // has a disk, nothing runs
+	Running State = "running"
+	Broken  State = "broken" // half-made or damaged; only Delete helps
+)
+
+// Info describes a VM.
+type Info struct {
+	Name        string    `json:"name"`
+	State       State     `json:"state"`
+	Detail      string    `json:"detail,omitempty"` // why it is broken
+	PID         int       `json:"pid,omitempty"`    // of the hypervisor process, if there is one
+	Accelerator string    `json:"accelerator,omitempty"`
+	Dir         string    `json:"dir,omitempty"` // the VM's directory on the host
+	DiskUsed    int64     `json:"disk_used"`     // bytes on the host that are this VM's alone
+	StartedAt   time.Time `json:"started_at,omitzero"`
+	SSHPort     int       `json:"ssh_port,omitempty"`
+}
+
+// Exit says how a VM ended.
+type Exit struct {
+	At     time.Time `json:"at"`
+	Reason string    `json:"reason"` // "stopped", "guest powered off", "guest panic", "guest reset", "hypervisor died"
+	Detail string    `json:"detail,omitempty"`
+}
+
+// Capabilities is what a backend can do, so that callers read it instead of
+// switching on the backend's name. Clients see it in create_instance.
+type Capabilities struct {
+	Snapshots             bool `json:"snapshots"`               // memory included
+	Clones                bool `json:"clones"`                  // from a template, without a boot
+	EgressPolicy          bool `json:"egress_policy"`           // what the guest may reach can be limited
+	HostLoopbackReachable bool `json:"host_loopback_reachable"` // the guest can reach services on the host's loopback
+	DiskGrowth            bool `json:"disk_growth"`
+	DiesWithOwner         bool `json:"dies_with_owner"` // the VM ends with its supervisor
+	MemoryReturn          bool `json:"memory_return"`
+}
+
+// Report is the outcome of Probe.
+type Report struct {
+	Usable      bool      `json:"usable"`
+	Version     string    `json:"version,omitempty"` // of the hypervisor
+	Accelerator string    `json:"accelerator,omitempty"`
+	Evidence    []string  `json:"evidence,omitempty"` // why this accelerator, one sentence each
+	Problems    []Problem `json:"problems,omitempty"`
+}
+
+// Problem is something that is missing, with its remedy.
+type Problem struct {
+	What string `json:"what"`
+	Fix  string `json:"fix"` // a command or an instruction
+	// Fatal problems make the backend unusable.
+	Fatal bool `json:"fatal"`
+}
+
+// Progress is told what a long operation does. Implementations must not
+// block. A nil Progress is allowed everywhere one is taken; call Report.
+type Progress func(stage, message string)
+
+// Report calls p if it is not nil.
+func (p Progress) Report(stage, message string) {
+	if p != nil {
+		p(stage, message)
+	}
+}
