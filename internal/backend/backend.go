@@ -146,6 +146,10 @@ type Spec struct {
 type StartOptions struct {
 	// Accel forces an accelerator; empty: what Probe found.
 	Accel string
+	// Safe asks for the most conservative way to run this VM, whatever it
+	// costs in speed: it is set on the last try after boots that hung or
+	// panicked. A backend with only one way ignores it.
+	Safe bool
 	// Progress is told about the start; may be nil.
 	Progress Progress
 }
