@@ -3066,8 +3066,12 @@ func (x *GetTarRequest) GetMaxBytes() uint64 {
 }
 
 type GetTarResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Data          []byte                 `protobuf:"bytes,1,opt,name=data,proto3" json:"data,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Data  []byte                 `protobuf:"bytes,1,opt,name=data,proto3" json:"data,omitempty"`
+	// skipped names what was asked for and is not, or not faithfully, in the
+	// stream ("path: reason"): special files, unreadable files, files that
+	// changed while they were read.
+	Skipped       []string `protobuf:"bytes,2,rep,name=skipped,proto3" json:"skipped,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3105,6 +3109,13 @@ func (*GetTarResponse) Descriptor() ([]byte, []int) {
 func (x *GetTarResponse) GetData() []byte {
 	if x != nil {
 		return x.Data
+	}
+	return nil
+}
+
+func (x *GetTarResponse) GetSkipped() []string {
+	if x != nil {
+		return x.Skipped
 	}
 	return nil
 }
@@ -3939,9 +3950,10 @@ const file_sandboxforge_guest_v1_guest_proto_rawDesc = "" +
 	"\x04root\x18\x01 \x01(\fR\x04root\x12\x14\n" +
 	"\x05paths\x18\x02 \x03(\fR\x05paths\x12\x18\n" +
 	"\aexclude\x18\x03 \x03(\tR\aexclude\x12\x1b\n" +
-	"\tmax_bytes\x18\x04 \x01(\x04R\bmaxBytes\"$\n" +
+	"\tmax_bytes\x18\x04 \x01(\x04R\bmaxBytes\">\n" +
 	"\x0eGetTarResponse\x12\x12\n" +
-	"\x04data\x18\x01 \x01(\fR\x04data\"Z\n" +
+	"\x04data\x18\x01 \x01(\fR\x04data\x12\x18\n" +
+	"\askipped\x18\x02 \x03(\tR\askipped\"Z\n" +
 	"\x0fReadFileRequest\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\fR\x04path\x12\x16\n" +
 	"\x06offset\x18\x02 \x01(\x04R\x06offset\x12\x1b\n" +
