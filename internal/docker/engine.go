@@ -1,0 +1,130 @@
+// Package docker speaks to the Docker engine inside a guest.
+//
+// It is the only package that knows Docker's API and builds its command lines.
+// Reading the engine's state goes through its API over a dialled socket,
+// because each start of the docker program costs the better part of a second
+// in an emulated guest. The engine's answers come from the guest and are
+// hostile input: bounded, and never trusted further than their types.
+//
+//	e := docker.NewEngine(guest.DialContext)
+//	err := e.Ping(ctx)
+package docker
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+)
+
+// Socket is where the engine listens in every guest.
+const Socket = "/run/docker.sock"
+
+// maxAnswer bounds what is read of one answer.
+const maxAnswer = 16 << 20
+
+// ErrNotFound: the engine knows no such object.
+var ErrNotFound = errors.New("not known to Docker")
+
+// Engine is the API of one guest's Docker engine.
+type Engine struct {
+	http *http.Client
+	tr   *http.Transport
+}
+
+// NewEngine makes a client; dial opens connections inside the guest. Close
+// idle connections with Close.
+func NewEngine(dial func(ctx context.Context, network, address string) (net.Conn, error)) *Engine {
+	tr := &http.Transport{
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return dial(ctx, "unix", Socket) },
+		// The answer to a ping must not be kept waiting by a proxy setting.
+		Proxy:           nil,
+		MaxIdleConns:    2,
+		MaxConnsPerHost: 8,
+	}
+	return &Engine{http: &http.Client{Transport: tr}, tr: tr}
+}
+
+// Close drops idle connections.
+func (e *Engine) Close() { e.tr.CloseIdleConnections() }
+
+// Ping succeeds when the engine answers.
+func (e *Engine) Ping(ctx context.Context) error {
+	return e.do(ctx, http.MethodGet, "/_ping", nil, nil)
+}
+
+// Network is a Docker network.
+type Network struct {
+	ID   string `json:"Id"`
+	Name string `json:"Name"`
+}
+
+// EnsureNetwork makes a bridge network unless there is one of that name.
+func (e *Engine) EnsureNetwork(ctx context.Context, name string) (created bool, err error) {
+	var n Network
+	err = e.do(ctx, http.MethodGet, "/networks/"+url.PathEscape(name), nil, &n)
+	if err == nil || !errors.Is(err, ErrNotFound) {
+		return false, err
+	}
+	err = e.do(ctx, http.MethodPost, "/networks/create", map[string]any{"Name": name, "Driver": "bridge"}, &n)
+	if err == nil {
+		return true, nil
+	}
+	// Somebody else may have made it meanwhile.
+	if e.do(ctx, http.MethodGet, "/networks/"+url.PathEscape(name), nil, &n) == nil {
+		return false, nil
+	}
+	return false, err
+}
+
+// do calls the API and decodes its answer into out, if out is not nil.
+func (e *Engine) do(ctx context.Context, method, path string, in, out any) error {
+	var body io.Reader
+	if in != nil {
+		b, err := json.Marshal(in)
+		if err != nil {
+			return err
+		}
+		body = bytes.NewReader(b)
+	}
+	req, err := http.NewRequestWithContext(ctx, method, "http://docker"+path, body)
+	if err != nil {
+		return err
+	}
+	if in != nil {
+		req.Header.Set("Content-Type", "application/json")
+	}
+	resp, err := e.http.Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
+	if err != nil {
+		return fmt.Errorf("%s %s: %w", method, path, err)
+	}
+	if resp.StatusCode >= 300 {
+		var m struct {
+			Message string `json:"message"`
+		}
+		if json.Unmarshal(b, &m) != nil || m.Message == "" {
+			m.Message = http.StatusText(resp.StatusCode)
+		}
+		if resp.StatusCode == http.StatusNotFound {
+			return fmt.Errorf("%w: %s", ErrNotFound, m.Message)
+		}
+		return fmt.Errorf("%s %s: %d %s", method, path, resp.StatusCode, m.Message)
+	}
+	if out == nil {
+		return nil
+	}
+	if err := json.Unmarshal(b, out); err != nil {
+		return fmt.Errorf("%s %s: answer not understood: %w", method, path, err)
+	}
+	return nil
+}

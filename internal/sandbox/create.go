@@ -1,0 +1,258 @@
+package sandbox
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"time"
+
+	"sandboxforge/internal/backend"
+	"sandboxforge/internal/config"
+	"sandboxforge/internal/fault"
+	"sandboxforge/internal/hostpath"
+	"sandboxforge/internal/store"
+	"sandboxforge/internal/supervisor"
+)
+
+// undoTimeout bounds the clean-up after a create that failed.
+const undoTimeout = 90 * time.Second
+
+const reasonCreateFailed = "create failed"
+
+// CreateInstance makes a VM for a workspace and returns when its guest
+// answers, or later if a bootstrap is asked for. When it fails or is
+// cancelled before the guest answers, nothing is left behind; a bootstrap that
+// fails keeps the VM, and the fault carries instance_id.
+func (s *Service) CreateInstance(ctx context.Context, r CreateInstanceRequest) (*CreateInstanceResult, error) {
+	id := r.RequestID
+	r.RequestID = ""
+	return once(ctx, s, "create_instance", id, r, func(ctx context.Context, req *store.Request) (*CreateInstanceResult, bool, error) {
+		return s.createInstance(ctx, r, req)
+	})
+}
+
+func (s *Service) createInstance(ctx context.Context, r CreateInstanceRequest, req *store.Request) (*CreateInstanceResult, bool, error) {
+	began := s.now()
+	root, err := s.workspaceRoot(r.WorkspaceRoot)
+	if err != nil {
+		return nil, false, err
+	}
+	ttl, err := s.leaseTTL(r.TTLMinutes)
+	if err != nil {
+		return nil, false, err
+	}
+	if err := s.resolveConfig(root, r.Overrides).Err(); err != nil {
+		return nil, false, err
+	}
+	report(ctx, Progress{Stage: "backend", Message: "checking the hypervisor"})
+	sel, err := s.selectBackend(ctx)
+	if err != nil {
+		return nil, false, err
+	}
+	res := s.resolveConfig(root, r.Overrides)
+	if err := res.Err(); err != nil {
+		return nil, false, err
+	}
+	timings := map[string]int64{"checks": s.now().Sub(began).Milliseconds()}
+
+	lease, err := s.admit(ctx, r, root, ttl, sel, res, req)
+	if err != nil {
+		return nil, false, err
+	}
+	defer s.busy(lease.InstanceID)()
+	log := s.log.With("instance", lease.InstanceID)
+	log.Info("creating instance", "workspace", root, "backend", lease.Backend, "expires", lease.ExpiresAt)
+
+	lease, err = s.bringUp(ctx, sel, lease, timings)
+	if err != nil {
+		log.Warn("create failed", "error", err)
+		s.undoCreate(ctx, lease, err)
+		f := fault.From(err)
+		s.record(ctx, "create_instance", lease.InstanceID, "", f, nil)
+		return nil, false, f
+	}
+	timings["total"] = s.now().Sub(began).Milliseconds()
+	out := s.createResult(lease, sel, r, timings)
+
+	if orDefault(r.AutoBootstrap, true) {
+		boot, err := s.PrepareWorkspace(ctx, PrepareWorkspaceRequest{InstanceID: lease.InstanceID, WaitForReady: r.WaitForReady})
+		if err != nil {
+			f := fault.From(err)
+			e := fault.Wrap(f, fault.WorkspaceBootstrapFailed, "instance %s runs, but its workspace could not be prepared", lease.InstanceID).
+				Because("%s", f.Error()).
+				With("instance_id", lease.InstanceID).
+				With("expires_at", isoTime(lease.ExpiresAt)).
+				With("bootstrap_error", map[string]any{"error_code": f.Code, "message": f.Message, "details": f.DetailMap()}).
+				Next("call prepare_workspace with instance_id %s once the cause is mended; the VM was kept", lease.InstanceID).
+				Next("or call destroy_instance to give it up")
+			s.record(ctx, "create_instance", lease.InstanceID, "", e, nil)
+			return nil, true, e
+		}
+		out.Bootstrap = boot
+		timings["bootstrap"] = boot.TimingsMS["total"]
+		timings["total"] = s.now().Sub(began).Milliseconds()
+		if l, err := s.store.Lease(ctx, lease.InstanceID); err == nil {
+			out.ExpiresAt = isoTime(l.ExpiresAt)
+		}
+	}
+	s.record(ctx, "create_instance", lease.InstanceID, "", nil, map[string]any{"timings_ms": timings})
+	return out, true, nil
+}
+
+// admit inserts the lease if the cap and the host allow it.
+func (s *Service) admit(ctx context.Context, r CreateInstanceRequest, root string, ttl time.Duration, sel Selected, res *config.Resolved, req *store.Request) (store.Lease, error) {
+	check := s.newHostCheck(root, res)
+	vm := res.Config.VM
+	tree, err := json.Marshal(res.Tree)
+	if err != nil {
+		return store.Lease{}, fault.Wrap(err, fault.Internal, "the configuration cannot be recorded")
+	}
+	overrides, err := json.Marshal(r.Overrides)
+	if err != nil {
+		return store.Lease{}, fault.Wrap(err, fault.InvalidArgument, "overrides cannot be recorded")
+	}
+	spec, err := json.Marshal(leaseSpec{
+		VM: backend.Spec{
+			CPUs: vm.CPUs, MemoryMiB: vm.MemoryMiB(), DiskBytes: vm.DiskBytes(), Arch: vm.GOARCH(),
+			Image: vm.Image, Template: vm.Template, VMType: vm.VMType,
+		},
+		Overrides: overrides,
+	})
+	if err != nil {
+		return store.Lease{}, fault.Wrap(err, fault.Internal, "the VM's specification cannot be recorded")
+	}
+	return s.store.Admit(ctx, store.NewLease{
+		Kind:          store.KindInstance,
+		Backend:       sel.Backend.Name(),
+		ProfileName:   "default",
+		WorkspaceRoot: root,
+		WorkspaceID:   hostpath.WorkspaceID(root),
+		ExpiresAt:     s.now().Add(ttl),
+		MemoryMiB:     vm.MemoryMiB(),
+		DiskBytes:     vm.DiskBytes(),
+		CPUs:          vm.CPUs,
+		AutoBootstrap: orDefault(r.AutoBootstrap, true),
+		Config:        tree,
+		Spec:          spec,
+		Request:       req,
+	}, store.Limits{MaxInstances: s.settings.MaxInstances, Decide: check.decide})
+}
+
+// leaseSpec is what a lease remembers of the request that made it.
+type leaseSpec struct {
+	VM        backend.Spec    `json:"vm"`
+	Overrides json.RawMessage `json:"overrides,omitempty"`
+}
+
+func (l leaseSpec) overrides() map[string]any {
+	var m map[string]any
+	_ = json.Unmarshal(l.Overrides, &m) // written by admit
+	return m
+}
+
+func specOf(l store.Lease) leaseSpec {
+	var sp leaseSpec
+	_ = json.Unmarshal(l.Spec, &sp) // written by admit; a lease of an older schema has none
+	return sp
+}
+
+// bringUp takes an admitted lease to running. The caller undoes a failure.
+func (s *Service) bringUp(ctx context.Context, sel Selected, lease store.Lease, timings map[string]int64) (store.Lease, error) {
+	name := lease.BackendInstanceName
+	spec := specOf(lease).VM
+	spec.Name = name
+	spec.Hostname = name
+
+	mark := s.now()
+	lap := func(what string) {
+		timings[what] = s.now().Sub(mark).Milliseconds()
+		mark = s.now()
+	}
+	report(ctx, Progress{Stage: "disk", Message: "making the VM's disk"})
+	if err := sel.Backend.Create(ctx, spec); err != nil {
+		return lease, err
+	}
+	lap("disk")
+	progress := func(stage, message string) { report(ctx, Progress{Stage: stage, Message: message}) }
+	c, err := supervisor.Launch(ctx, supervisor.Options{
+		Dir:         s.instanceDir(name),
+		RunDir:      s.runDir,
+		InstanceID:  lease.InstanceID,
+		Backend:     supervisor.BackendRef{Name: sel.Backend.Name(), Config: sel.Config},
+		Spec:        spec,
+		Deadline:    lease.ExpiresAt,
+		BootTimeout: s.boot,
+		LogLevel:    s.settings.LogLevel.String(),
+	}, progress)
+	if err != nil {
+		return lease, err
+	}
+	c = s.links.put(name, c)
+	lap("supervisor")
+	if err := c.WaitReady(ctx, progress); err != nil {
+		return lease, err
+	}
+	lap("boot")
+	st, err := c.Status(ctx)
+	if err != nil {
+		return lease, err
+	}
+	for k, v := range st.Timings {
+		timings["boot_"+k] = v
+	}
+	kind := "cold"
+	tj, _ := json.Marshal(timings) // a map of numbers
+	return s.store.Move(ctx, lease.InstanceID, lease.Generation, store.Move{
+		To:     store.Running,
+		Reason: "the guest answers",
+		Patch:  store.Patch{Accelerator: &st.Accelerator, StartKind: &kind, Timings: tj},
+	})
+}
+
+// undoCreate removes what a failed create made. The lease goes through error,
+// where it keeps counting until its VM is confirmed gone.
+func (s *Service) undoCreate(ctx context.Context, lease store.Lease, cause error) {
+	ctx, cancel := detached(ctx, undoTimeout)
+	defer cancel()
+	moved, err := s.store.Move(ctx, lease.InstanceID, lease.Generation, store.Move{To: store.Error, Reason: reasonCreateFailed, Err: fault.From(cause)})
+	if err != nil {
+		// Somebody else owns the clean-up, or the database is gone: the next
+		// server's reconciliation finds the lease.
+		s.log.Warn("failed create not recorded", "instance", lease.InstanceID, "error", err)
+		if !errors.Is(err, store.ErrConflict) {
+			return
+		}
+		if moved, err = s.store.Lease(ctx, lease.InstanceID); err != nil || moved.Status.Terminal() {
+			return
+		}
+	}
+	if _, err := s.teardown(ctx, moved, store.Destroying, reasonCreateFailed, 0); err != nil {
+		s.log.Warn("clean-up after a failed create will be tried again", "instance", lease.InstanceID, "error", err)
+	}
+}
+
+func (s *Service) createResult(l store.Lease, sel Selected, r CreateInstanceRequest, timings map[string]int64) *CreateInstanceResult {
+	return &CreateInstanceResult{
+		InstanceID:    l.InstanceID,
+		Backend:       l.Backend,
+		Status:        string(l.Status),
+		CreatedAt:     isoTime(l.CreatedAt),
+		ExpiresAt:     isoTime(l.ExpiresAt),
+		SSHPort:       port(l.SSHPort),
+		WorkspaceRoot: l.WorkspaceRoot,
+		WorkspaceID:   l.WorkspaceID,
+		AutoBootstrap: l.AutoBootstrap,
+		WaitForReady:  r.WaitForReady,
+		Capabilities:  sel.Backend.Capabilities(),
+		Accelerator:   l.Accelerator,
+		StartKind:     l.StartKind,
+		TimingsMS:     timings,
+	}
+}
+
+func port(p int) *int {
+	if p == 0 {
+		return nil
+	}
+	return &p
+}

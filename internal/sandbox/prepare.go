@@ -1,0 +1,235 @@
+package sandbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"sandboxforge/internal/config"
+	"sandboxforge/internal/docker"
+	"sandboxforge/internal/fault"
+	"sandboxforge/internal/guest"
+	"sandboxforge/internal/store"
+)
+
+// dockerWait bounds the wait for Docker to answer after the guest does. Under
+// software emulation on a busy host a cold start of Docker takes a minute.
+const dockerWait = 3 * time.Minute
+
+// runtimeName is what runtime fields say; there is only Docker.
+const runtimeName = "docker"
+
+// PrepareWorkspace makes an instance ready for work: it finds a place for the
+// workspace and syncs it in, waits for Docker to answer, and makes the
+// instance's network. It is idempotent. Cancelling it leaves the instance as
+// it is; what was done stays done.
+func (s *Service) PrepareWorkspace(ctx context.Context, r PrepareWorkspaceRequest) (*PrepareWorkspaceResult, error) {
+	l, g, err := s.bound(ctx, r.InstanceID)
+	if err != nil {
+		return nil, err
+	}
+	out, err := s.prepare(ctx, l, g, r)
+	s.record(ctx, "prepare_workspace", r.InstanceID, "", err, nil)
+	return out, err
+}
+
+func (s *Service) prepare(ctx context.Context, l store.Lease, g *guest.Client, r PrepareWorkspaceRequest) (*PrepareWorkspaceResult, error) {
+	began := s.now()
+	res := s.resolveConfig(l.WorkspaceRoot, specOf(l).overrides())
+	if err := res.Err(); err != nil {
+		return nil, err
+	}
+	out := &PrepareWorkspaceResult{
+		InstanceID:       l.InstanceID,
+		WorkspaceRoot:    l.WorkspaceRoot,
+		WorkspaceID:      l.WorkspaceID,
+		Runtime:          runtimeName,
+		DockerCommand:    "docker",
+		IncludeServices:  orDefault(r.IncludeServices, true),
+		WaitForReady:     r.WaitForReady,
+		Network:          NetworkResult{Name: networkName(res.Config, l), Status: "skipped"},
+		Services:         map[string]ServiceResult{},
+		ServiceReadiness: map[string]ServiceReadiness{},
+		ConnectionEnv:    map[string]string{},
+		EnvInjections:    []EnvInjection{},
+		TimingsMS:        map[string]int64{},
+	}
+	var err error
+	if out.WorkspacePaths, err = s.findWorkspacePath(ctx, l, g); err != nil {
+		return nil, err
+	}
+	if l.RemotePath == "" {
+		p := out.WorkspacePaths.Preferred
+		if l, err = s.store.Update(ctx, l.InstanceID, store.Patch{RemotePath: &p}); err != nil {
+			return nil, err
+		}
+	}
+
+	// The workspace goes in while Docker still starts.
+	var (
+		wg        sync.WaitGroup
+		syncErr   error
+		dockerErr error
+	)
+	work, cancel := context.WithCancel(ctx)
+	defer cancel()
+	if orDefault(r.SyncWorkspace, true) {
+		wg.Go(func() {
+			t := s.now()
+			out.Sync, syncErr = s.syncUp(work, l, g, res.Config, SyncToInstanceRequest{InstanceID: l.InstanceID})
+			out.TimingsMS["sync"] = s.now().Sub(t).Milliseconds()
+			if syncErr != nil {
+				cancel()
+			}
+		})
+	}
+	t := s.now()
+	dockerErr = s.waitDocker(work, g)
+	waited := s.now().Sub(t).Milliseconds()
+	wg.Wait()
+	out.TimingsMS["docker"] = waited
+	if syncErr != nil {
+		return nil, syncErr
+	}
+	if ctx.Err() != nil {
+		return nil, fault.Wrap(context.Cause(ctx), fault.Cancelled, "prepare_workspace was cancelled")
+	}
+	if dockerErr != nil {
+		if r.WaitForReady {
+			return nil, dockerErr
+		}
+		out.Warnings = append(out.Warnings, "Docker does not answer yet: "+dockerErr.Error())
+	} else {
+		out.RuntimeReady = true
+		if err := s.prepareDocker(ctx, l, g, res.Config, out); err != nil {
+			return nil, err
+		}
+	}
+	if services := enabledServices(res.Config); out.IncludeServices && len(services) > 0 {
+		out.Warnings = append(out.Warnings, fmt.Sprintf("this version does not start services yet; configured and not started: %s", strings.Join(services, ", ")))
+	}
+	name := runtimeName
+	if _, err := s.store.Update(ctx, l.InstanceID, store.Patch{
+		RuntimeName: &name, RuntimeReady: &out.RuntimeReady, DockerCommand: &out.DockerCommand,
+	}); err != nil {
+		return nil, err
+	}
+	out.TimingsMS["total"] = s.now().Sub(began).Milliseconds()
+	return out, nil
+}
+
+// prepareDocker does what needs a Docker that answers.
+func (s *Service) prepareDocker(ctx context.Context, l store.Lease, g *guest.Client, cfg config.Config, out *PrepareWorkspaceResult) error {
+	p, err := g.Run(ctx, guest.NewID("probe-"), guest.Spec{Argv: []string{"test", "-w", docker.Socket}, Timeout: 30 * time.Second}, nil)
+	if err != nil {
+		return s.guestFault(ctx, l, "looking at Docker's socket", err)
+	}
+	if p.ExitCode != 0 {
+		out.DockerCommand = "sudo -n docker"
+	}
+	if !cfg.Infra.EnsureNetwork {
+		return nil
+	}
+	e := docker.NewEngine(g.DialContext)
+	defer e.Close()
+	created, err := e.EnsureNetwork(ctx, out.Network.Name)
+	if err != nil {
+		return fault.Wrap(err, fault.DockerCommandFailed, "the network %s could not be made", out.Network.Name).
+			Next("call prepare_workspace again, or look at `docker network ls` with run_command")
+	}
+	out.Network.Status = "existing"
+	if created {
+		out.Network.Status = "created"
+	}
+	return nil
+}
+
+// waitDocker returns when Docker answers in the guest. A guest without Docker
+// is noticed at once.
+func (s *Service) waitDocker(ctx context.Context, g *guest.Client) error {
+	wait, cancel := context.WithTimeout(ctx, dockerWait)
+	defer cancel()
+	e := docker.NewEngine(g.DialContext)
+	defer e.Close()
+	if _, err := g.Stat(wait, "/usr/bin/dockerd", false); errors.Is(err, guest.ErrNotFound) {
+		if _, err := g.Stat(wait, "/usr/sbin/dockerd", false); errors.Is(err, guest.ErrNotFound) {
+			return fault.New(fault.RuntimeNotReady, "this guest has no Docker").
+				Because("its image was built from a recipe without Docker").
+				Next("set vm.image to an image with Docker (the default one), or pass auto_bootstrap: false")
+		}
+	}
+	began := time.Now()
+	for pause := 20 * time.Millisecond; ; pause = min(2*pause, time.Second) {
+		err := e.Ping(wait)
+		if err == nil {
+			return nil
+		}
+		if ctx.Err() != nil {
+			return fault.Wrap(context.Cause(ctx), fault.Cancelled, "waiting for Docker was cancelled")
+		}
+		report(ctx, Progress{Stage: "docker", Message: fmt.Sprintf("waiting for Docker in the guest, %.0f s", time.Since(began).Seconds())})
+		select {
+		case <-time.After(pause):
+		case <-wait.Done():
+			return fault.Wrap(err, fault.RuntimeNotReady, "Docker did not answer in the guest within %v", dockerWait).
+				Because("Docker failed to start, or the host is too busy").
+				Next("call prepare_workspace again").
+				Next("look at `journalctl -u docker` with run_command")
+		}
+	}
+}
+
+// findWorkspacePath makes the first of the usual places that the guest's user
+// can write to.
+func (s *Service) findWorkspacePath(ctx context.Context, l store.Lease, g *guest.Client) (WorkspacePaths, error) {
+	var p WorkspacePaths
+	for _, dir := range []string{"/workspace", "/tmp/workspace", guestHome + "/workspace"} {
+		if len(p.Writable) > 0 {
+			// The others are only offered if they exist: making them would
+			// leave traces that nobody asked for.
+			if _, err := g.Stat(ctx, dir, false); errors.Is(err, guest.ErrNotFound) {
+				continue
+			}
+		}
+		writable, err := g.MakeDir(ctx, dir, 0o755, guestUser)
+		if err != nil && ctx.Err() != nil {
+			return p, s.guestFault(ctx, l, "looking for a place for the workspace", err)
+		}
+		if err == nil && writable {
+			p.Writable = append(p.Writable, dir)
+		}
+	}
+	if len(p.Writable) == 0 {
+		return p, fault.New(fault.WorkspaceBootstrapFailed, "no place in the guest can hold the workspace: /workspace, /tmp/workspace and %s/workspace are not writable", guestHome)
+	}
+	p.Preferred = p.Writable[0]
+	if l.RemotePath != "" {
+		p.Preferred = l.RemotePath
+	}
+	return p, nil
+}
+
+// networkName is the instance's Docker network.
+func networkName(cfg config.Config, l store.Lease) string {
+	if cfg.Infra.NetworkName != "" {
+		return cfg.Infra.NetworkName
+	}
+	return cfg.Infra.NetworkNamePrefix + "-" + strings.TrimPrefix(l.InstanceID, "inst_")
+}
+
+func enabledServices(cfg config.Config) []string {
+	var names []string
+	if !cfg.Infra.IncludeServicesByDefault {
+		return nil
+	}
+	if cfg.Infra.MySQL.Enabled {
+		names = append(names, "mysql")
+	}
+	if cfg.Infra.Redis.Enabled {
+		names = append(names, "redis")
+	}
+	return names
+}

@@ -1,0 +1,101 @@
+package sandbox
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"time"
+
+	"sandboxforge/internal/fault"
+	"sandboxforge/internal/store"
+)
+
+// failedRequest is what a repeat of a failed request is told.
+type failedRequest struct {
+	Code    fault.Code     `json:"error_code"`
+	Message string         `json:"message"`
+	Details map[string]any `json:"details"`
+}
+
+func (f failedRequest) fault() error {
+	e := fault.New(f.Code, "%s", f.Message)
+	e.Details = f.Details
+	return e
+}
+
+// once runs an operation that changes something at most once for each
+// request_id: a repeat waits for the first call and returns its result. With
+// an empty id it just runs.
+//
+// changed says whether the failure may have left something behind: a failure
+// that changed nothing is forgotten, so that the same id can be tried again.
+// params must be the request without its id.
+func once[T any](ctx context.Context, s *Service, scope, id string, params any, run func(ctx context.Context, req *store.Request) (result *T, changed bool, err error)) (*T, error) {
+	if id == "" {
+		v, _, err := run(ctx, nil)
+		return v, err
+	}
+	if len(id) > 200 {
+		return nil, fault.New(fault.InvalidArgument, "request_id is longer than 200 bytes")
+	}
+	fp := store.Fingerprint(params)
+	for {
+		req, outcome, err := s.store.BeginRequest(ctx, scope, id, fp)
+		if err != nil {
+			return nil, err
+		}
+		switch outcome {
+		case store.Finished:
+			if req.State == store.RequestFailed {
+				var f failedRequest
+				if err := json.Unmarshal(req.Result, &f); err != nil {
+					return nil, req.UnknownFault()
+				}
+				return nil, f.fault()
+			}
+			v := new(T)
+			if err := json.Unmarshal(req.Result, v); err != nil {
+				return nil, req.UnknownFault()
+			}
+			return v, nil
+		case store.InProgress:
+			report(ctx, Progress{Stage: "waiting", Message: "an earlier call with this request_id is still at work"})
+			// The other call may live in another process: the row is the only
+			// place where both meet, so it is asked again and again.
+			select {
+			case <-ctx.Done():
+				return nil, ctx.Err()
+			case <-time.After(200 * time.Millisecond):
+			}
+			continue
+		case store.OwnerDied:
+			req, err = s.store.TakeOverRequest(ctx, req)
+			if errors.Is(err, store.ErrConflict) {
+				continue
+			}
+			if err != nil {
+				return nil, err
+			}
+		}
+		v, changed, err := run(ctx, &req)
+		done, cancel := detached(ctx, 10*time.Second)
+		defer cancel()
+		switch {
+		case err == nil:
+			err = s.store.FinishRequest(done, req, store.RequestDone, v)
+		case changed:
+			f := fault.From(err)
+			if ferr := s.store.FinishRequest(done, req, store.RequestFailed, failedRequest{f.Code, f.Error(), f.DetailMap()}); ferr != nil {
+				s.log.Warn("request not finished", "scope", scope, "error", ferr)
+			}
+		default:
+			if ferr := s.store.ForgetRequest(done, req); ferr != nil {
+				s.log.Warn("request not forgotten", "scope", scope, "error", ferr)
+			}
+		}
+		if err != nil {
+			return nil, err
+		}
+		return v, nil
+	}
+}

@@ -1,0 +1,200 @@
+package sandbox
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+
+	"sandboxforge/internal/fault"
+	"sandboxforge/internal/guest"
+	"sandboxforge/internal/store"
+)
+
+// Bounds of get_task_logs.
+const (
+	defaultTailLines = 500
+	defaultLogBytes  = 64 << 10
+	maxLogBytes      = 1 << 20
+)
+
+// GetTaskLogs reads a piece of a task's output at once, from the guest or,
+// after the instance has ended, from what was kept of it.
+func (s *Service) GetTaskLogs(ctx context.Context, r GetTaskLogsRequest) (*GetTaskLogsResult, error) {
+	tail := orDefault(r.Tail, defaultTailLines)
+	size := orDefault(r.MaxBytes, defaultLogBytes)
+	switch {
+	case tail < 0 || tail > 1_000_000:
+		return nil, fault.New(fault.InvalidArgument, "tail is %d; it must be from 0 to 1000000", tail)
+	case size < 1 || size > maxLogBytes:
+		return nil, fault.New(fault.InvalidArgument, "max_bytes is %d; it must be from 1 to %d", size, maxLogBytes)
+	case r.Offset != nil && *r.Offset < 0:
+		return nil, fault.New(fault.InvalidArgument, "offset is %d; it must be 0 or more", *r.Offset)
+	}
+	stream := r.Stream
+	if stream == "" {
+		stream = "both"
+	}
+	var streams []guest.Stream
+	switch stream {
+	case "stdout":
+		streams = []guest.Stream{guest.Stdout}
+	case "stderr":
+		streams = []guest.Stream{guest.Stderr}
+	case "both":
+		streams = []guest.Stream{guest.Stdout, guest.Stderr}
+		if r.Offset != nil {
+			return nil, fault.New(fault.InvalidArgument, "offset needs stream stdout or stderr, because each has offsets of its own").
+				Next("repeat the call with stream: \"stdout\"")
+		}
+	default:
+		return nil, fault.New(fault.InvalidArgument, "stream is %q; it must be stdout, stderr or both", stream)
+	}
+	t, err := s.refresh(ctx, r.TaskID, 0)
+	if err != nil {
+		return nil, err
+	}
+	out := &GetTaskLogsResult{TaskID: t.TaskID, InstanceID: t.InstanceID, Status: string(t.Status), Tail: tail, Stream: stream}
+	if r.Offset != nil {
+		out.Tail = 0
+	}
+	var parts [2]logPiece
+	for i, st := range streams {
+		if parts[i], err = s.readLog(ctx, t, st, r.Offset, size); err != nil {
+			return nil, err
+		}
+		if r.Offset == nil {
+			parts[i].data = tailLines(parts[i].data, tail)
+		}
+		out.TotalBytes += parts[i].total
+		out.DroppedBytes += parts[i].dropped
+	}
+	if len(streams) == 1 {
+		out.NextOffset = parts[0].next
+		out.Logs, _ = toUTF8(parts[0].data)
+		return out, nil
+	}
+	// Both: a header only where there is something to tell apart.
+	o, _ := toUTF8(parts[0].data)
+	e, _ := toUTF8(parts[1].data)
+	switch {
+	case e == "":
+		out.Logs = o
+	case o == "":
+		out.Logs = "==> stderr <==\n" + e
+	default:
+		if o[len(o)-1] != '\n' {
+			o += "\n"
+		}
+		out.Logs = "==> stdout <==\n" + o + "==> stderr <==\n" + e
+	}
+	out.NextOffset = out.TotalBytes
+	return out, nil
+}
+
+// logPiece is a piece of one stream.
+type logPiece struct {
+	data                 []byte
+	next, total, dropped int64
+}
+
+// readLog reads from offset, or the newest bytes if offset is nil.
+func (s *Service) readLog(ctx context.Context, t store.Task, st guest.Stream, offset *int64, size int64) (logPiece, error) {
+	if !t.HasTails {
+		l, g, err := s.live(ctx, t.InstanceID)
+		if err == nil {
+			rr := guest.ReadRequest{Stream: st, MaxBytes: uint64(size), TailBytes: uint64(size)}
+			if offset != nil {
+				rr.TailBytes, rr.Offset = 0, uint64(*offset)
+			}
+			c, err := g.Read(ctx, t.TaskID, rr)
+			if err == nil {
+				return logPiece{c.Data, int64(c.NextOffset), int64(c.TotalBytes), int64(c.Dropped)}, nil
+			}
+			if errors.Is(err, guest.ErrNotFound) {
+				return logPiece{}, nil // never started, or forgotten
+			}
+			if f := s.guestFault(ctx, l, "reading the task's output", err); !fault.Is(f, fault.InstanceTerminal) {
+				return logPiece{}, f
+			}
+		} else if code := fault.CodeOf(err); code != fault.InstanceTerminal && code != fault.InstanceLost {
+			return logPiece{}, err
+		}
+	}
+	stdout, stderr, err := s.store.Tails(ctx, t.TaskID)
+	if err != nil {
+		return logPiece{}, err
+	}
+	if t, err = s.store.Task(ctx, t.TaskID); err != nil {
+		return logPiece{}, err
+	}
+	data, total := stdout, t.StdoutBytes
+	if st == guest.Stderr {
+		data, total = stderr, t.StderrBytes
+	}
+	return cutTail(data, total, offset, size), nil
+}
+
+// cutTail serves a read from the kept end of a stream of total bytes.
+func cutTail(data []byte, total int64, offset *int64, size int64) logPiece {
+	total = max(total, int64(len(data)))
+	first := total - int64(len(data))
+	p := logPiece{data: data, next: total, total: total}
+	if offset == nil {
+		if over := int64(len(data)) - size; over > 0 {
+			p.data = data[over:]
+			first += over
+		}
+		p.dropped = total - int64(len(p.data))
+		return p
+	}
+	at := min(*offset, total)
+	if at < first {
+		p.dropped = first - at
+		at = first
+	}
+	rest := data[at-first:]
+	if int64(len(rest)) > size {
+		rest = rest[:size]
+	}
+	p.data, p.next = bytes.Clone(rest), at+int64(len(rest))
+	return p
+}
+
+// ConsoleRequest asks for bytes of a guest's console.
+type ConsoleRequest struct {
+	InstanceID string `json:"instance_id"`
+	MaxBytes   int64  `json:"max_bytes,omitempty"` // 0: 64 KiB
+}
+
+// ConsoleResult is the newest part of a guest's console.
+type ConsoleResult struct {
+	InstanceID string `json:"instance_id"`
+	Data       []byte `json:"data"`
+	Ended      bool   `json:"ended"`
+}
+
+// Console returns the newest bytes of an instance's console, also while it
+// still boots. It does not wait.
+func (s *Service) Console(ctx context.Context, r ConsoleRequest) (*ConsoleResult, error) {
+	l, err := s.store.Lease(ctx, r.InstanceID)
+	if err != nil {
+		return nil, err
+	}
+	if l.Status.Terminal() {
+		return nil, fault.New(fault.InstanceTerminal, "instance %s is %s and its console is gone with it", l.InstanceID, l.Status)
+	}
+	size := int(r.MaxBytes)
+	if size <= 0 || size > maxLogBytes {
+		size = defaultLogBytes
+	}
+	c, err := s.links.get(ctx, l.BackendInstanceName)
+	if err != nil {
+		return nil, s.unreachable(ctx, l, err)
+	}
+	b, err := c.Console(ctx, size)
+	if err != nil {
+		return nil, fmt.Errorf("console of %s: %w", l.InstanceID, err)
+	}
+	return &ConsoleResult{InstanceID: l.InstanceID, Data: b}, nil
+}
