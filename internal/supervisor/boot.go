@@ -1,0 +1,212 @@
+package supervisor
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"time"
+
+	"sandboxforge/internal/backend"
+	"sandboxforge/internal/guest/guestv1"
+)
+
+// consolePeriod is how often the console is looked at during a boot.
+const consolePeriod = 250 * time.Millisecond
+
+// fatalMarks on the console of a guest that boots end the attempt at once.
+var fatalMarks = [][]byte{
+	[]byte("Kernel panic - not syncing"),
+	[]byte("sandboxforge-init: fatal:"),
+}
+
+// bootError says why a boot did not succeed. retry: another try may do.
+type bootError struct {
+	detail  string
+	console string
+	retry   bool
+}
+
+func (e *bootError) Error() string { return e.detail }
+
+// boot runs the VM until its agent answered and the guest is in shape, with as
+// many tries as the options allow, the last in the backend's safest way. The
+// VM that runs when boot returns, if any, is s.machine, also after an error.
+func (s *supervisor) boot(ctx context.Context) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, s.opts.BootTimeout, &bootError{
+		detail: fmt.Sprintf("the guest agent did not answer within %s", s.opts.BootTimeout)})
+	defer cancel()
+	began := time.Now()
+	for n := 1; ; n++ {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		last := n == s.opts.BootAttempts
+		s.board.update(func(st *Status) { st.BootAttempts = n })
+		err := s.attempt(ctx, n, last)
+		if err == nil {
+			s.board.timing("total", time.Since(began))
+			return nil
+		}
+		if cause := context.Cause(ctx); cause != nil {
+			be := &bootError{detail: cause.Error()}
+			errors.As(cause, &be)
+			if m := s.current(); m != nil {
+				be.console = printableText(m.Console(4<<10), 4<<10)
+			}
+			return be
+		}
+		var be *bootError
+		if !errors.As(err, &be) || !be.retry || last {
+			if be != nil && n > 1 {
+				be.detail = fmt.Sprintf("attempt %d of %d: %s", n, s.opts.BootAttempts, be.detail)
+			}
+			return err
+		}
+		s.log.Warn("boot attempt failed", "attempt", n, "of", s.opts.BootAttempts, "error", err, "console", be.console)
+		s.board.stage("retrying", fmt.Sprintf("boot attempt %d of %d failed (%s); trying again", n, s.opts.BootAttempts, be.detail))
+		if err := s.halt(ctx, 0); err != nil {
+			return &bootError{detail: fmt.Sprintf("a VM that did not boot could not be stopped: %v", err)}
+		}
+	}
+}
+
+// attempt starts the VM once and waits until it is ready.
+func (s *supervisor) attempt(ctx context.Context, n int, last bool) error {
+	began := time.Now()
+	s.board.stage("starting", fmt.Sprintf("starting the VM (attempt %d of %d)", n, s.opts.BootAttempts))
+	m, err := s.start(ctx, backend.StartOptions{
+		Accel:    s.opts.Accel,
+		Safe:     last && n > 1,
+		Progress: func(stage, message string) { s.board.stage("starting", message) },
+	})
+	if err != nil {
+		return &bootError{detail: fmt.Sprintf("the hypervisor could not start the VM: %v", err)}
+	}
+	s.board.machineInfo(m.Info())
+	s.board.timing("start", time.Since(began))
+	s.board.stage("booting", "waiting for the guest agent")
+	s.log.Info("VM started", "attempt", n, "pid", m.Info().PID, "accelerator", m.Info().Accelerator)
+	linkErr := s.runLink(m, began)
+
+	tick := time.NewTicker(consolePeriod)
+	defer tick.Stop()
+	var seen []byte
+	quiet := time.Now() // since when the console says nothing new
+	fail := func(format string, args ...any) error {
+		return &bootError{detail: fmt.Sprintf(format, args...), console: printableText(m.Console(4<<10), 4<<10), retry: true}
+	}
+	for {
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-s.link.ready:
+			s.board.update(func(st *Status) { st.LastConsole = lastLine(m.Console(4 << 10)) })
+			return nil
+		case err := <-linkErr:
+			return fail("the guest cannot be prepared: %v", err)
+		case <-m.Done():
+			e := m.Exit()
+			return fail("the VM ended during its boot: %s", joinDetail(e.Reason, e.Detail))
+		case <-tick.C:
+		}
+		console := m.Console(4 << 10)
+		if bytes.Equal(console, seen) {
+			if !last && time.Since(quiet) > s.opts.Tuning.StallTimeout {
+				return fail("the guest hangs: its console has been silent for %s and its agent does not answer", s.opts.Tuning.StallTimeout)
+			}
+			continue
+		}
+		seen, quiet = console, time.Now()
+		s.board.update(func(st *Status) { st.LastConsole = lastLine(console) })
+		for _, mark := range fatalMarks {
+			if i := bytes.Index(console, mark); i >= 0 {
+				line, _, _ := bytes.Cut(console[i:], []byte("\n"))
+				return fail("the guest panicked: %s", printable(line, 200))
+			}
+		}
+	}
+}
+
+// start is Backend.Start, patient with a hypervisor process of an earlier
+// supervisor that is still going down.
+func (s *supervisor) start(ctx context.Context, o backend.StartOptions) (backend.Machine, error) {
+	for began := time.Now(); ; {
+		m, err := s.backend.Start(ctx, s.opts.Spec.Name, o)
+		if err == nil {
+			s.setMachine(m)
+			return m, nil
+		}
+		if !errors.Is(err, backend.ErrRunning) || time.Since(began) > 10*time.Second {
+			return nil, err
+		}
+		select {
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
+}
+
+// prepare brings a guest whose agent just answered into shape. The identity
+// and the disk's size are part of what was promised; the deadline is a
+// backstop, so its failure is only logged.
+func (s *supervisor) prepare(ctx context.Context, c guestCalls, began time.Time) error {
+	t := time.Now()
+	info, err := c.system.Info(ctx, &guestv1.InfoRequest{})
+	if err != nil {
+		return fmt.Errorf("info: %w", err)
+	}
+	bootID := printable([]byte(info.BootId), 64)
+	first := false
+	s.board.update(func(st *Status) {
+		first = st.BootID == "" || st.BootID != bootID || st.State != StateReady
+		st.BootID, st.AgentVersion = bootID, printable([]byte(info.AgentVersion), 64)
+		if st.State == StateBooting {
+			st.Stage, st.Message = "preparing", "the guest agent answers; setting identity and disk"
+			st.TimingsMS["agent"] = t.Sub(began).Milliseconds()
+		}
+	})
+	if first {
+		id := &guestv1.SetIdentityRequest{
+			Hostname:   s.opts.Spec.Hostname,
+			TimeUnixNs: s.clock.Now().UnixNano(),
+			Entropy:    entropy(),
+		}
+		if info.MachineId == "" {
+			// A guest without one gets one that stays the same for the
+			// instance's life.
+			sum := sha256.Sum256([]byte("sandboxforge machine-id " + s.opts.InstanceID))
+			id.MachineId = hex.EncodeToString(sum[:16])
+		}
+		if _, err := c.system.SetIdentity(ctx, id); err != nil {
+			return fmt.Errorf("set identity: %w", err)
+		}
+		if info.RootDeviceLarger {
+			if _, err := c.system.GrowRoot(ctx, &guestv1.GrowRootRequest{}); err != nil {
+				return fmt.Errorf("grow the root file system: %w", err)
+			}
+		}
+		s.board.update(func(st *Status) { st.TimingsMS["prepare"] = time.Since(t).Milliseconds() })
+	}
+	s.armBackstop(ctx, c)
+	return nil
+}
+
+// armBackstop tells the guest when to power itself off should nobody else do.
+func (s *supervisor) armBackstop(ctx context.Context, c guestCalls) {
+	_, left := s.deadline.get()
+	left = max(left, 0) + s.opts.Tuning.BackstopGrace
+	if _, err := c.system.SetDeadline(ctx, &guestv1.SetDeadlineRequest{RemainingNs: int64(left)}); err != nil && ctx.Err() == nil {
+		s.log.Warn("the guest's own deadline could not be set", "error", err)
+	}
+}
+
+func joinDetail(reason, detail string) string {
+	if detail == "" {
+		return reason
+	}
+	return reason + ": " + detail
+}
