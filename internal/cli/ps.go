@@ -1,0 +1,104 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"sandboxforge/internal/cli/ui"
+	"sandboxforge/internal/sandbox"
+)
+
+func psCommand(env *Env) *cobra.Command {
+	var all, asJSON bool
+	cmd := &cobra.Command{
+		Use:     "ps",
+		Aliases: []string{"list"},
+		Short:   "List instances",
+		Long:    "List the instances that may have a VM, the newest first; with --all also those that have ended.",
+		Args:    noArgs,
+		RunE: interruptible(func(ctx context.Context, _ []string) error {
+			return env.withService(ctx, func(ctx context.Context, svc Service) error {
+				list, err := svc.ListInstances(ctx, sandbox.ListInstancesRequest{IncludeExpired: all})
+				if err != nil {
+					return err
+				}
+				if asJSON {
+					return writeJSON(env.Stdout, list)
+				}
+				printInstances(env.Stdout, env.Stderr, list, time.Now())
+				return nil
+			})
+		}),
+	}
+	cmd.Flags().BoolVarP(&all, "all", "a", false, "also instances that were destroyed or have expired")
+	jsonFlag(cmd, &asJSON)
+	return cmd
+}
+
+func printInstances(out, notes io.Writer, list *sandbox.ListInstancesResult, now time.Time) {
+	t := ui.NewTable("INSTANCE", "STATUS", "BACKEND", "AGE", "EXPIRES", "DISK", "WORKSPACE")
+	for _, in := range list.Instances {
+		backend := in.BackendName
+		if in.Accelerator != "" {
+			backend += "/" + in.Accelerator
+		}
+		t.Row(in.InstanceID, statusText(in), backend, age(in.CreatedAt, now), expiry(in, now), disk(in), in.WorkspaceRoot)
+	}
+	if t.Len() == 0 {
+		fmt.Fprintln(notes, "no instances")
+	} else {
+		t.WriteTo(out)
+	}
+	if list.BackendError != "" {
+		fmt.Fprintf(notes, "note: no VM can be made now: %s\n", ui.Clean(list.BackendError))
+	}
+	if list.ReconciliationError != "" {
+		fmt.Fprintf(notes, "note: the state shown may be out of date: %s\n", ui.Clean(list.ReconciliationError))
+	}
+}
+
+// statusText is the lease's status, with what the VM itself says where that
+// is something else.
+func statusText(in sandbox.Instance) string {
+	s := in.Status
+	if ended(in) {
+		if in.EndReason != "" && in.EndReason != in.Status {
+			s += " (" + in.EndReason + ")"
+		}
+		return s
+	}
+	if in.ReconciliationDrift != nil && *in.ReconciliationDrift != "" {
+		s += " (" + *in.ReconciliationDrift + ")"
+	}
+	return s
+}
+
+func disk(in sandbox.Instance) string {
+	if ended(in) || in.DiskUsedBytes == 0 {
+		return ""
+	}
+	return ui.Bytes(in.DiskUsedBytes)
+}
+
+func age(at string, now time.Time) string {
+	t, err := time.Parse(time.RFC3339Nano, at)
+	if err != nil {
+		return at
+	}
+	return ui.Duration(max(0, now.Sub(t)).Truncate(time.Second))
+}
+
+func expiry(in sandbox.Instance, now time.Time) string {
+	t, err := time.Parse(time.RFC3339Nano, in.ExpiresAt)
+	if err != nil || ended(in) {
+		return ""
+	}
+	if left := t.Sub(now); left > 0 {
+		return "in " + ui.Duration(left.Truncate(time.Second))
+	}
+	return "now"
+}

@@ -1,0 +1,144 @@
+package demo
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os/exec"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/modelcontextprotocol/go-sdk/mcp"
+
+	"sandboxforge/internal/fault"
+)
+
+// client is one spawned server and the MCP session with it.
+type client struct {
+	session *mcp.ClientSession
+	log     *tail // the server's stderr
+
+	mu       sync.Mutex
+	next     int
+	progress map[string]func(message string)
+}
+
+// connect spawns the server and opens a session. The server is not in our
+// process group: an interrupt from the terminal must not end it before the
+// instance is destroyed. Its life ends with close, not with ctx.
+func connect(ctx context.Context, server string, environ []string, version string) (*client, error) {
+	c := &client{log: &tail{max: 32 << 10}, progress: map[string]func(string){}}
+	cmd := exec.Command(server)
+	cmd.Env = environ
+	cmd.Stderr = c.log
+	cmd.WaitDelay = 5 * time.Second
+	ownProcessGroup(cmd)
+	m := mcp.NewClient(&mcp.Implementation{Name: "sandboxforge-demo", Title: "SandboxForge demo", Version: version}, &mcp.ClientOptions{
+		Capabilities:                &mcp.ClientCapabilities{},
+		ProgressNotificationHandler: c.onProgress,
+	})
+	// The transport ties the connection to the context of Connect only while
+	// it connects.
+	session, err := m.Connect(ctx, &mcp.CommandTransport{Command: cmd, TerminateDuration: 15 * time.Second}, nil)
+	if err != nil {
+		return nil, fault.Wrap(err, fault.Internal, "cannot start a session with %s", server).
+			Because("the server did not come up: %s", c.log.last()).
+			Next("run `%s` by hand and read what it says", server).
+			Next("run `sandboxforge doctor`")
+	}
+	c.session = session
+	return c, nil
+}
+
+func (c *client) onProgress(_ context.Context, r *mcp.ProgressNotificationClientRequest) {
+	c.mu.Lock()
+	f := c.progress[fmt.Sprint(r.Params.ProgressToken)]
+	c.mu.Unlock()
+	if f != nil {
+		f(r.Params.Message)
+	}
+}
+
+// call calls a tool and decodes its structured result into out (which may be
+// nil). A tool error comes back as the fault it was. If ctx ends, the server
+// is told to give the call up.
+func (c *client) call(ctx context.Context, tool string, args, out any, progress func(message string)) error {
+	params := &mcp.CallToolParams{Name: tool, Arguments: args}
+	c.mu.Lock()
+	c.next++
+	token := "demo-" + strconv.Itoa(c.next)
+	c.progress[token] = progress
+	c.mu.Unlock()
+	defer func() {
+		c.mu.Lock()
+		delete(c.progress, token)
+		c.mu.Unlock()
+	}()
+	params.SetProgressToken(token)
+	res, err := c.session.CallTool(ctx, params)
+	if err != nil {
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		return fault.Wrap(err, fault.Internal, "the call of %s failed in transit", tool).
+			Because("the server ended, or answered outside the protocol: %s", c.log.last()).
+			Next("run `sandboxforge doctor`")
+	}
+	if res.IsError {
+		return toolFault(tool, res)
+	}
+	if out == nil {
+		return nil
+	}
+	text, err := json.Marshal(res.StructuredContent)
+	if err == nil {
+		err = json.Unmarshal(text, out)
+	}
+	if err != nil {
+		return fault.Wrap(err, fault.Internal, "the result of %s has not the promised shape", tool)
+	}
+	return nil
+}
+
+// toolFault turns a tool error back into a fault.
+func toolFault(tool string, res *mcp.CallToolResult) error {
+	text := ""
+	for _, part := range res.Content {
+		if t, ok := part.(*mcp.TextContent); ok {
+			text = t.Text
+			break
+		}
+	}
+	var e struct {
+		Code    fault.Code     `json:"error_code"`
+		Message string         `json:"message"`
+		Details map[string]any `json:"details"`
+	}
+	if json.Unmarshal([]byte(text), &e) != nil || e.Code == "" {
+		return fault.New(fault.Internal, "%s failed: %s", tool, text)
+	}
+	f := fault.New(e.Code, "%s: %s", tool, e.Message)
+	if cause, ok := e.Details["probable_cause"].(string); ok {
+		f.Cause = cause
+	}
+	if steps, ok := e.Details["next_steps"].([]any); ok {
+		for _, s := range steps {
+			if s, ok := s.(string); ok {
+				f.NextSteps = append(f.NextSteps, s)
+			}
+		}
+	}
+	delete(e.Details, "probable_cause")
+	delete(e.Details, "next_steps")
+	f.Details = e.Details
+	return f
+}
+
+// close ends the session and the server, and waits for both.
+func (c *client) close() error {
+	if c == nil || c.session == nil {
+		return nil
+	}
+	return c.session.Close()
+}

@@ -1,0 +1,62 @@
+package demo
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"time"
+
+	"sandboxforge/internal/cli/ui"
+)
+
+// argumentText shows a call's arguments on one line.
+func argumentText(args any) string {
+	b, err := json.Marshal(args)
+	if err != nil {
+		return ""
+	}
+	return ui.Cut(ui.Clean(string(b)), 160)
+}
+
+// summary prints the table of timings and what to remember.
+func (d *demo) summary(failed error) {
+	if len(d.r.Steps) == 0 {
+		return
+	}
+	d.say("")
+	t := ui.NewTable("STEP", "TIME", "RESULT")
+	for _, s := range d.r.Steps {
+		note := s.Note
+		if !s.OK {
+			note = "failed"
+		}
+		t.Row(s.Name, ui.Duration(time.Duration(s.DurationMS)*time.Millisecond), ui.Cut(note, 90))
+	}
+	t.Row("total", ui.Duration(time.Duration(d.r.TotalMS)*time.Millisecond), "")
+	t.WriteTo(d.o.Out)
+	if len(d.r.TimingsMS) > 0 {
+		d.say("")
+		t := ui.NewTable("PART OF GETTING THE VM", "TIME")
+		var names []string
+		for name := range d.r.TimingsMS {
+			names = append(names, name)
+		}
+		slices.Sort(names)
+		for _, name := range names {
+			t.Row(name, ui.Duration(time.Duration(d.r.TimingsMS[name])*time.Millisecond))
+		}
+		t.WriteTo(d.o.Out)
+	}
+	for _, a := range d.r.Artifacts {
+		fmt.Fprintf(d.o.Out, "\nartifact %s\n  sha256 %s\n", a.RemotePath, a.SHA256)
+	}
+	if d.r.GuestOutput != "" {
+		d.say("\nfrom the guest's kernel: %s", ui.Clean(d.r.GuestOutput))
+	}
+	if d.r.Workspace != "" {
+		d.say("kept: %s", d.r.Workspace)
+	}
+	if failed == nil {
+		d.say("\nThe demo ran to its end.")
+	}
+}
