@@ -28,7 +28,8 @@
 // Methods return *fault.Error values for what a person can act on. Callers
 // test kinds with errors.Is against ErrNotFound, ErrRunning, ErrNotRunning and
 // ErrUnsupported; an error that is none of these says nothing about the VM's
-// state, and the caller looks with Inspect.
+// state, and the caller looks with Inspect. A name that cannot be one is
+// INVALID_ARGUMENT everywhere (CheckName), Delete included.
 //
 // # Tests
 //
@@ -39,7 +40,10 @@ import (
 	"context"
 	"errors"
 	"io"
+	"regexp"
 	"time"
+
+	"sandboxforge/internal/fault"
 )
 
 // Error kinds. They are wrapped by the errors that methods return.
@@ -55,6 +59,9 @@ var (
 	ErrUnsupported = errors.New("not supported by this backend")
 	// ErrExists: a VM of that name exists with another Spec.
 	ErrExists = errors.New("a VM of that name exists with another specification")
+	// ErrBootFailed: BootWatcher saw that this boot will not succeed. Another
+	// may.
+	ErrBootFailed = errors.New("the guest's boot failed")
 )
 
 // Backend is one hypervisor. Its methods may be called concurrently and from
@@ -129,6 +136,18 @@ type Machine interface {
 	Console(max int) []byte
 }
 
+// BootWatcher is implemented by Machines that can tell a boot that will not
+// succeed from one that is slow. Emulated boots panic or hang now and then; the
+// owner watches while it waits for the agent, and boots again on ErrBootFailed,
+// the last time with StartOptions.Cautious.
+type BootWatcher interface {
+	// WatchBoot blocks until the boot is seen to fail, and returns an error
+	// that wraps ErrBootFailed and says what was seen; the VM may still run
+	// then, and the caller stops it. A VM that ended is such a failure too. It
+	// returns nil when ctx ends: the owner cancels ctx when the agent answers.
+	WatchBoot(ctx context.Context) error
+}
+
 // Spec is what a VM is made of. Equal Specs make equal VMs.
 type Spec struct {
 	Name      string `json:"name"` // [a-z0-9][a-z0-9-]{0,39}
@@ -139,17 +158,54 @@ type Spec struct {
 	Image     string `json:"image,omitempty"`    // qemu: name of a built image, empty for the default
 	Template  string `json:"template,omitempty"` // lima
 	VMType    string `json:"vm_type,omitempty"`  // lima
-	Hostname  string `json:"hostname"`
+	Hostname  string `json:"hostname,omitempty"`
+}
+
+var (
+	namePattern     = regexp.MustCompile(`^[a-z0-9][a-z0-9-]{0,39}$`)
+	hostnamePattern = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)
+)
+
+// CheckName fails with INVALID_ARGUMENT for what can't be a VM's name. Names
+// become file names and arguments of hypervisors, so every method that takes
+// one checks it; for a query a malformed name is also ErrNotFound.
+func CheckName(name string) error {
+	if !namePattern.MatchString(name) {
+		return fault.Wrap(ErrNotFound, fault.InvalidArgument, "%.60q is not a VM name", name).
+			Because("a name is 1 to 40 of a-z, 0-9 and -, and does not begin with -")
+	}
+	return nil
+}
+
+// Check fails with INVALID_ARGUMENT for a Spec that no backend can honour.
+func (s Spec) Check() error {
+	if err := CheckName(s.Name); err != nil {
+		return err
+	}
+	switch {
+	case s.CPUs < 1 || s.CPUs > 255:
+		return fault.New(fault.InvalidArgument, "%d CPUs: a VM has 1 to 255", s.CPUs)
+	case s.MemoryMiB < 64 || s.MemoryMiB > 4<<20:
+		return fault.New(fault.InvalidArgument, "%d MiB of memory: a VM has 64 MiB to 4 TiB", s.MemoryMiB)
+	case s.DiskBytes < 0 || s.DiskBytes > 64<<40:
+		return fault.New(fault.InvalidArgument, "a disk of %d bytes: at most 64 TiB", s.DiskBytes)
+	case s.Arch != "" && s.Arch != "amd64" && s.Arch != "arm64":
+		return fault.New(fault.InvalidArgument, "architecture %.40q: amd64 or arm64", s.Arch)
+	case s.Hostname != "" && !hostnamePattern.MatchString(s.Hostname):
+		return fault.New(fault.InvalidArgument, "%.80q is not a host name", s.Hostname).
+			Because("a host name is up to 63 of a-z, 0-9 and -, without - at the ends")
+	}
+	return nil
 }
 
 // StartOptions are of one start, not of the VM.
 type StartOptions struct {
 	// Accel forces an accelerator; empty: what Probe found.
 	Accel string
-	// Safe asks for the most conservative way to run this VM, whatever it
-	// costs in speed: it is set on the last try after boots that hung or
-	// panicked. A backend with only one way ignores it.
-	Safe bool
+	// Cautious runs the guest the slowest and safest way the backend knows
+	// (qemu: emulation on one thread). It is for the last attempt after boots
+	// that BootWatcher reported as failed; others ignore it.
+	Cautious bool
 	// Progress is told about the start; may be nil.
 	Progress Progress
 }
@@ -180,9 +236,18 @@ type Info struct {
 // Exit says how a VM ended.
 type Exit struct {
 	At     time.Time `json:"at"`
-	Reason string    `json:"reason"` // "stopped", "guest powered off", "guest panic", "guest reset", "hypervisor died"
+	Reason string    `json:"reason"` // one of the Exit constants
 	Detail string    `json:"detail,omitempty"`
 }
+
+// How a VM can end.
+const (
+	ExitStopped        = "stopped"           // Stop or Delete of some process asked for it
+	ExitGuestOff       = "guest powered off" // the guest did it on its own
+	ExitGuestReset     = "guest reset"       // the guest rebooted; VMs do not come back from that
+	ExitGuestPanic     = "guest panic"
+	ExitHypervisorDied = "hypervisor died" // killed or crashed
+)
 
 // Capabilities is what a backend can do, so that callers read it instead of
 // switching on the backend's name. Clients see it in create_instance.
