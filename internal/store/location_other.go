@@ -1,0 +1,5 @@
+//go:build !linux && !darwin && !windows
+
+package store
+
+func probeFS(string) (string, bool, error) { return "unknown", false, nil }
