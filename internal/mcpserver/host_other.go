@@ -1,0 +1,16 @@
+//go:build !linux
+
+package mcpserver
+
+import "strings"
+
+// isAddrInUse knows what Windows says, where the error number is another.
+func isAddrInUse(err error) bool {
+	return strings.Contains(err.Error(), "Only one usage of each socket address")
+}
+
+// portHolder is not known on this platform.
+func portHolder(int) string { return "" }
+
+// container is not detected on this platform.
+func container() string { return "" }
