@@ -150,7 +150,7 @@ func (b *Backend) tryAccelerators(ctx context.Context, img Image, noKVM string, 
 			say("kvm works: the guest kernel reached its init process after %s.", took.Round(10*time.Millisecond))
 			return v, nil
 		}
-		say("kvm does not work although /dev/kvm opens: %v.", err)
+		say("kvm does not work although /dev/kvm opens: %s.", clause(err))
 	}
 	p.Report("accelerator", "trying software emulation")
 	took, err := b.trial(ctx, img, accelerator{name: "tcg"}, kernelLine, tcgTrial)
@@ -158,13 +158,16 @@ func (b *Backend) tryAccelerators(ctx context.Context, img Image, noKVM string, 
 		return v, context.Cause(ctx)
 	}
 	if err != nil {
-		say("tcg (software emulation) does not work: %v.", err)
+		say("tcg (software emulation) does not work: %s.", clause(err))
 		return v, nil
 	}
 	v.Accel = "tcg"
 	say("tcg (software emulation) works: the guest kernel's first console line came after %s.", took.Round(10*time.Millisecond))
 	return v, nil
 }
+
+// clause is an error's text as part of a sentence.
+func clause(err error) string { return strings.TrimRight(err.Error(), ". \n") }
 
 // trial boots the image's kernel without a disk until the console shows want,
 // and kills it. The error says what was seen instead, as part of a sentence.

@@ -239,7 +239,8 @@ func (v *vm) WatchBoot(ctx context.Context) error {
 		limit = kvmSilence
 	}
 	failed := func(detail string) error {
-		return fault.Wrap(backend.ErrBootFailed, fault.RuntimeNotReady, "the guest of %s does not boot", v.name).Because("%s", detail)
+		return fault.Wrap(fmt.Errorf("%w: %s", backend.ErrBootFailed, detail), fault.RuntimeNotReady, "the VM %s does not come up", v.name).
+			Because("%s", detail).Next("try again: emulated boots fail now and then")
 	}
 	for {
 		silence := time.NewTimer(limit - v.run.console.silentFor())
