@@ -170,14 +170,33 @@ func fileURI(path string) string {
 }
 
 // examine looks at an existing file before anything is set on it, so that one
-// which is not ours stays as it is.
+// which is not ours stays as it is, and gets no log beside it.
 func examine(ctx context.Context, path string) error {
 	if st, err := os.Stat(path); err != nil {
 		return unwritable(err, path, "cannot look at the lease database")
 	} else if st.Size() == 0 {
 		return nil
 	}
-	db, err := sql.Open("sqlite", fileURI(path)+"?mode=ro&_pragma=busy_timeout(15000)")
+	hasLog := func() bool {
+		_, err := os.Lstat(path + "-wal")
+		return err == nil
+	}
+	for range 3 {
+		if hasLog() {
+			break
+		}
+		// Nobody has it open, so the file is whole, and can be read without
+		// making a log. If somebody opens it right now, a contradiction may
+		// be only that: look again, with locks.
+		if err := examineWith(ctx, path, "immutable=1"); err == nil || !hasLog() {
+			return err
+		}
+	}
+	return examineWith(ctx, path, "mode=ro")
+}
+
+func examineWith(ctx context.Context, path, how string) error {
+	db, err := sql.Open("sqlite", fileURI(path)+"?_pragma=busy_timeout(15000)&"+how)
 	if err != nil {
 		return err
 	}

@@ -125,7 +125,14 @@ func (s *Store) Backup(ctx context.Context, dest string) (err error) {
 	}
 	defer os.RemoveAll(dir)
 	tmp := filepath.Join(dir, "leases.db")
-	if _, err := s.reader.ExecContext(ctx, "VACUUM INTO ?", tmp); err != nil {
+	// query_only, set on the readers, forbids this too; and the writer has
+	// better things to do.
+	db, err := sql.Open("sqlite", fileURI(s.path)+"?_pragma=busy_timeout(15000)")
+	if err != nil {
+		return s.explain(err, doing)
+	}
+	_, err = db.ExecContext(ctx, "VACUUM INTO ?", tmp)
+	if err = errors.Join(err, db.Close()); err != nil {
 		return s.explain(err, doing)
 	}
 	f, err := os.OpenFile(tmp, os.O_RDWR, 0)
