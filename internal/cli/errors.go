@@ -82,18 +82,27 @@ func asFault(err error) *fault.Error {
 	return fault.From(err)
 }
 
+// messageOf is what err says, including what was put around its fault.
+func messageOf(err error) string {
+	var f *fault.Error
+	if errors.As(err, &f) {
+		return err.Error()
+	}
+	return asFault(err).Error()
+}
+
 // printError says what happened, why, and what to do.
 func printError(w io.Writer, err error, asJSON bool) {
 	f := asFault(err)
 	details := f.DetailMap()
 	if asJSON {
-		b, jerr := json.MarshalIndent(errorJSON{f.Code, f.Error(), details}, "", "  ")
+		b, jerr := json.MarshalIndent(errorJSON{f.Code, messageOf(err), details}, "", "  ")
 		if jerr == nil {
 			fmt.Fprintf(w, "%s\n", b)
 			return
 		}
 	}
-	fmt.Fprintf(w, "sandboxforge: %s\n", ui.CleanLines(f.Error()))
+	fmt.Fprintf(w, "sandboxforge: %s\n", ui.CleanLines(messageOf(err)))
 	if cause, _ := details["probable_cause"].(string); cause != "" && cause != f.Message && (f.Err == nil || cause != f.Err.Error()) {
 		fmt.Fprintf(w, "  cause: %s\n", ui.CleanLines(cause))
 	}
