@@ -7,6 +7,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"sandboxforge/internal/backend"
@@ -39,6 +40,7 @@ func (s *supervisor) boot(ctx context.Context) error {
 		detail: fmt.Sprintf("the guest agent did not answer within %s", s.opts.BootTimeout)})
 	defer cancel()
 	began := time.Now()
+	s.bootNote = ""
 	for n := 1; ; n++ {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
@@ -66,20 +68,23 @@ func (s *supervisor) boot(ctx context.Context) error {
 			return err
 		}
 		s.log.Warn("boot attempt failed", "attempt", n, "of", s.opts.BootAttempts, "error", err, "console", be.console)
-		s.board.stage("retrying", fmt.Sprintf("boot attempt %d of %d failed (%s); trying again", n, s.opts.BootAttempts, be.detail))
+		// Watchers see the newest state only, so it tells what came before.
+		note := fmt.Sprintf(" (boot attempt %d of %d failed: %s)", n, s.opts.BootAttempts, be.detail)
+		s.board.stage("retrying", "trying again"+note)
 		if err := s.halt(ctx, 0); err != nil {
 			return &bootError{detail: fmt.Sprintf("a VM that did not boot could not be stopped: %v", err)}
 		}
+		s.bootNote = note
 	}
 }
 
 // attempt starts the VM once and waits until it is ready.
 func (s *supervisor) attempt(ctx context.Context, n int, last bool) error {
 	began := time.Now()
-	s.board.stage("starting", fmt.Sprintf("starting the VM (attempt %d of %d)", n, s.opts.BootAttempts))
+	s.board.stage("starting", "starting the VM"+s.bootNote)
 	m, err := s.start(ctx, backend.StartOptions{
 		Accel:    s.opts.Accel,
-		Safe:     last && n > 1,
+		Cautious: last && n > 1,
 		Progress: func(stage, message string) { s.board.stage("starting", message) },
 	})
 	if err != nil {
@@ -87,9 +92,11 @@ func (s *supervisor) attempt(ctx context.Context, n int, last bool) error {
 	}
 	s.board.machineInfo(m.Info())
 	s.board.timing("start", time.Since(began))
-	s.board.stage("booting", "waiting for the guest agent")
+	s.board.stage("booting", "waiting for the guest agent"+s.bootNote)
 	s.log.Info("VM started", "attempt", n, "pid", m.Info().PID, "accelerator", m.Info().Accelerator)
 	linkErr := s.runLink(m, began)
+	watch, stopWatch := watchBoot(ctx, m)
+	defer stopWatch()
 
 	tick := time.NewTicker(consolePeriod)
 	defer tick.Stop()
@@ -110,11 +117,13 @@ func (s *supervisor) attempt(ctx context.Context, n int, last bool) error {
 		case <-m.Done():
 			e := m.Exit()
 			return fail("the VM ended during its boot: %s", joinDetail(e.Reason, e.Detail))
+		case err := <-watch:
+			return fail("%v", err)
 		case <-tick.C:
 		}
 		console := m.Console(4 << 10)
 		if bytes.Equal(console, seen) {
-			if !last && time.Since(quiet) > s.opts.Tuning.StallTimeout {
+			if watch == nil && !last && time.Since(quiet) > s.opts.Tuning.StallTimeout {
 				return fail("the guest hangs: its console has been silent for %s and its agent does not answer", s.opts.Tuning.StallTimeout)
 			}
 			continue
@@ -128,6 +137,24 @@ func (s *supervisor) attempt(ctx context.Context, n int, last bool) error {
 			}
 		}
 	}
+}
+
+// watchBoot lets a backend that can see it say that a boot will not succeed.
+// The channel is nil for others: then a silent console has to do.
+func watchBoot(ctx context.Context, m backend.Machine) (failed <-chan error, stop func()) {
+	w, ok := m.(backend.BootWatcher)
+	if !ok {
+		return nil, func() {}
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	c := make(chan error, 1)
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		if err := w.WatchBoot(ctx); err != nil {
+			c <- err
+		}
+	})
+	return c, func() { cancel(); wg.Wait() }
 }
 
 // start is Backend.Start, patient with a hypervisor process of an earlier
@@ -165,8 +192,8 @@ func (s *supervisor) prepare(ctx context.Context, c guestCalls, began time.Time)
 		first = st.BootID == "" || st.BootID != bootID || st.State != StateReady
 		st.BootID, st.AgentVersion = bootID, printable([]byte(info.AgentVersion), 64)
 		if st.State == StateBooting {
-			st.Stage, st.Message = "preparing", "the guest agent answers; setting identity and disk"
-			st.TimingsMS["agent"] = t.Sub(began).Milliseconds()
+			st.Stage, st.Message = "preparing", "the guest agent answers; setting identity and disk"+s.bootNote
+			st.Timings["agent"] = t.Sub(began).Milliseconds()
 		}
 	})
 	if first {
@@ -189,7 +216,7 @@ func (s *supervisor) prepare(ctx context.Context, c guestCalls, began time.Time)
 				return fmt.Errorf("grow the root file system: %w", err)
 			}
 		}
-		s.board.update(func(st *Status) { st.TimingsMS["prepare"] = time.Since(t).Milliseconds() })
+		s.board.update(func(st *Status) { st.Timings["prepare"] = time.Since(t).Milliseconds() })
 	}
 	s.armBackstop(ctx, c)
 	return nil

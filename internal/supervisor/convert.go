@@ -19,7 +19,7 @@ func statusToProto(s Status) *supervisorv1.Status {
 		AgentConnections: s.AgentConnections, BootId: s.BootID, Accelerator: s.Accelerator,
 		Pid: int64(s.PID), VmPid: int64(s.VMPID), StartedUnixNs: s.StartedAt.UnixNano(),
 		DeadlineUnixNs: s.Deadline.UnixNano(), RemainingNs: int64(s.Remaining),
-		BootAttempts: uint32(s.BootAttempts), BootAttemptsMax: uint32(s.BootAttemptsMax), TimingsMs: s.TimingsMS,
+		BootAttempts: uint32(s.BootAttempts), BootAttemptsMax: uint32(s.BootAttemptsMax), TimingsMs: s.Timings,
 		Stage: s.Stage, Message: s.Message, LastConsole: s.LastConsole, EndReason: s.EndReason, EndDetail: s.EndDetail,
 	}
 	if !s.ReadyAt.IsZero() {
@@ -34,7 +34,7 @@ func statusFromProto(p *supervisorv1.Status) Status {
 		AgentConnections: p.GetAgentConnections(), BootID: p.GetBootId(), Accelerator: p.GetAccelerator(),
 		PID: int(p.GetPid()), VMPID: int(p.GetVmPid()), StartedAt: unixNs(p.GetStartedUnixNs()), ReadyAt: unixNs(p.GetReadyUnixNs()),
 		Deadline: unixNs(p.GetDeadlineUnixNs()), Remaining: time.Duration(p.GetRemainingNs()),
-		BootAttempts: int(p.GetBootAttempts()), BootAttemptsMax: int(p.GetBootAttemptsMax()), TimingsMS: p.GetTimingsMs(),
+		BootAttempts: int(p.GetBootAttempts()), BootAttemptsMax: int(p.GetBootAttemptsMax()), Timings: p.GetTimingsMs(),
 		Stage: p.GetStage(), Message: p.GetMessage(), LastConsole: p.GetLastConsole(),
 		EndReason: p.GetEndReason(), EndDetail: p.GetEndDetail(),
 	}

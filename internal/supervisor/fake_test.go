@@ -1,3 +1,5 @@
+//go:build unix
+
 package supervisor
 
 import (
@@ -12,6 +14,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -58,8 +61,7 @@ type fakeBackend struct {
 	StopHangs    bool   // Stop with grace does not succeed
 	Trace        string // file to which events are appended
 
-	mu     sync.Mutex
-	starts int
+	starts atomic.Int32
 }
 
 func (b *fakeBackend) Name() string { return "test" }
@@ -88,20 +90,18 @@ func (b *fakeBackend) trace(format string, args ...any) {
 }
 
 func (b *fakeBackend) Start(_ context.Context, name string, o backend.StartOptions) (backend.Machine, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.starts++
-	b.trace("start %d safe=%v", b.starts, o.Safe)
+	n := int(b.starts.Add(1))
+	b.trace("start %d cautious=%v", n, o.Cautious)
 	if b.StartError != "" {
 		return nil, errors.New(b.StartError)
 	}
 	m := &fakeMachine{b: b, name: name, done: make(chan struct{}), console: []byte("SeaBIOS\r\nLinux version 6\r\n")}
 	switch {
-	case b.starts <= b.BadBoots && b.BadKind == "panic":
+	case n <= b.BadBoots && b.BadKind == "panic":
 		m.console = append(m.console, "[ 0.1] Kernel panic - not syncing: Attempted to kill init!\r\n"...)
-	case b.starts <= b.BadBoots && b.BadKind == "exit":
+	case n <= b.BadBoots && b.BadKind == "exit":
 		m.end("hypervisor died", "signal: segmentation fault")
-	case b.starts <= b.BadBoots && b.BadKind == "hang", b.NoAgent:
+	case n <= b.BadBoots && b.BadKind == "hang", b.NoAgent:
 	default:
 		m.agent = newFakeAgent(m, b.BootDelay)
 	}

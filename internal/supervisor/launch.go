@@ -23,7 +23,8 @@ import (
 const launchTimeout = 60 * time.Second
 
 // Launch starts a supervisor for a VM that Backend.Create has made, and
-// returns when its socket answers: the VM boots, see Client.WaitReady. If one
+// returns when its socket answers: the VM boots, see Client.WaitReady (a boot
+// that fails at once can be Launch's error already, an ErrEnded). If one
 // runs for this directory already, also if it wins a race against this call,
 // the client of that one is returned. A directory whose VM has ended is
 // refused with ErrEnded. If ctx ends first, a supervisor may come up all the

@@ -5,11 +5,11 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
-	"io/fs"
 	"os"
 	"os/signal"
 	"path/filepath"
 	"runtime/debug"
+	"strconv"
 	"time"
 
 	"github.com/gofrs/flock"
@@ -147,6 +147,9 @@ func mainRun(spec string) int {
 	// The lock is never released: the kernel does that when this process is
 	// no more, and not before.
 	defer lock.Close()
+	if err := writeAtomic(filepath.Join(o.Dir, pidFile), []byte(strconv.Itoa(os.Getpid())+"\n")); err != nil {
+		return failed(err)
+	}
 	if err := os.Rename(spec, filepath.Join(o.Dir, specFile)); err != nil {
 		return failed(err)
 	}
@@ -222,19 +225,3 @@ const (
 	lockPatience = 10 * time.Second
 	lockPause    = 20 * time.Millisecond
 )
-
-// Running reports whether a supervisor holds the instance directory dir. It
-// is true from before the VM starts until the process is no more.
-func Running(dir string) (bool, error) {
-	path := filepath.Join(dir, lockFile)
-	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
-		return false, nil
-	}
-	lock := flock.New(path, flock.SetFlag(os.O_RDONLY))
-	defer lock.Close()
-	ok, err := lock.TryRLock()
-	if err != nil {
-		return false, err
-	}
-	return !ok, nil
-}

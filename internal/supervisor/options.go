@@ -19,6 +19,7 @@ const (
 	specFile = "spec.json"
 	endFile  = "end.json"
 	lockFile = "supervisor.lock"
+	pidFile  = "supervisor.pid"
 	logFile  = "supervisor.log"
 )
 

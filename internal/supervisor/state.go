@@ -38,7 +38,7 @@ type Status struct {
 	Remaining        time.Duration    `json:"remaining_ns"` // to the deadline, suspend counted
 	BootAttempts     int              `json:"boot_attempts"`
 	BootAttemptsMax  int              `json:"boot_attempts_max"`
-	TimingsMS        map[string]int64 `json:"timings_ms"` // of the boot's steps: start, agent, prepare, total
+	Timings          map[string]int64 `json:"timings_ms"` // of the boot's steps: start, agent, prepare, total
 	Stage            string           `json:"stage"`      // starting, booting, retrying, preparing, ready, stopping, ended
 	Message          string           `json:"message"`    // what it does, one sentence
 	LastConsole      string           `json:"last_console,omitempty"`
@@ -71,9 +71,9 @@ func (b *board) get() (Status, <-chan struct{}) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	st := b.st
-	st.TimingsMS = make(map[string]int64, len(b.st.TimingsMS))
-	for k, v := range b.st.TimingsMS {
-		st.TimingsMS[k] = v
+	st.Timings = make(map[string]int64, len(b.st.Timings))
+	for k, v := range b.st.Timings {
+		st.Timings[k] = v
 	}
 	return st, b.changed
 }
@@ -84,10 +84,10 @@ func (b *board) stage(stage, message string) {
 
 func (b *board) timing(name string, d time.Duration) {
 	b.update(func(st *Status) {
-		if st.TimingsMS == nil {
-			st.TimingsMS = map[string]int64{}
+		if st.Timings == nil {
+			st.Timings = map[string]int64{}
 		}
-		st.TimingsMS[name] = d.Milliseconds()
+		st.Timings[name] = d.Milliseconds()
 	})
 }
 

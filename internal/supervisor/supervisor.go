@@ -29,6 +29,9 @@ type supervisor struct {
 	ctx    context.Context // ends when the VM is to stop
 	cancel context.CancelFunc
 
+	// bootNote says how the last attempt failed; set while no link runs.
+	bootNote string
+
 	stopMu  sync.Mutex
 	stop    *stopRequest  // the first one wins
 	stopped chan struct{} // closed when stop is set
@@ -63,7 +66,7 @@ func newSupervisor(o Options, b backend.Backend, c clock, log *slog.Logger) (*su
 		ended:    make(chan struct{}),
 		board: newBoard(Status{
 			State: StateBooting, PID: os.Getpid(), StartedAt: c.Now(),
-			BootAttemptsMax: o.BootAttempts, TimingsMS: map[string]int64{},
+			BootAttemptsMax: o.BootAttempts, Timings: map[string]int64{},
 			Stage: "starting", Message: "the supervisor has started",
 		}),
 	}, nil
@@ -77,7 +80,7 @@ func (s *supervisor) run() *End {
 	if err == nil {
 		s.board.update(func(st *Status) {
 			st.State, st.ReadyAt = StateReady, s.clock.Now()
-			st.Stage, st.Message = "ready", "the VM is ready"
+			st.Stage, st.Message = "ready", "the VM is ready"+s.bootNote
 		})
 		s.log.Info("VM is ready")
 		select {

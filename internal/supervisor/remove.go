@@ -1,0 +1,96 @@
+package supervisor
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/gofrs/flock"
+
+	"sandboxforge/internal/fault"
+)
+
+// Running reports whether a supervisor holds the instance directory dir. It
+// is true from before the VM starts until the process is no more.
+func Running(dir string) (bool, error) {
+	path := filepath.Join(dir, lockFile)
+	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	lock := flock.New(path, flock.SetFlag(os.O_RDONLY))
+	defer lock.Close()
+	ok, err := lock.TryRLock()
+	if err != nil {
+		return false, err
+	}
+	return !ok, nil
+}
+
+// leaveTime is how long Remove lets a supervisor go by itself: its last
+// callers may still be taking their answers.
+const leaveTime = linger + 3*time.Second
+
+// Remove removes an instance directory and what a dead supervisor left of its
+// socket, after the VM was deleted. It waits for the directory's supervisor to
+// leave and kills one that does not. A missing directory is success. When ctx
+// ends first, the directory may be removed in part; call it again.
+func Remove(ctx context.Context, dir, runDir, name string) error {
+	if !validName.MatchString(name) || !filepath.IsAbs(dir) || !filepath.IsAbs(runDir) {
+		return fault.New(fault.InvalidArgument, "cannot remove %q of VM %q", dir, name)
+	}
+	kill := time.Now().Add(leaveTime)
+	for {
+		on, err := Running(dir)
+		if err != nil {
+			return err
+		}
+		if !on {
+			break
+		}
+		if !kill.IsZero() && time.Now().After(kill) {
+			kill = time.Time{}
+			killHolder(dir)
+		}
+		select {
+		case <-ctx.Done():
+			return fault.Wrap(context.Cause(ctx), fault.RuntimeNotReady, "the supervisor of %q does not leave", name)
+		case <-time.After(lockPause): // nothing announces the end of a process that is not ours
+		}
+	}
+	if err := os.RemoveAll(dir); err != nil {
+		return err
+	}
+	path := socketPath(runDir, name)
+	if c, err := dialSocket(ctx, path); err == nil {
+		c.Close()
+		return nil // another directory's supervisor uses the name
+	} else if !errors.Is(err, ErrNotRunning) {
+		return nil // not ours
+	}
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+// killHolder kills the process that holds dir's lock. As long as the lock is
+// held, the pid in the directory is of its holder and of nobody else.
+func killHolder(dir string) {
+	b, err := readBounded(filepath.Join(dir, pidFile), 100)
+	if err != nil {
+		return
+	}
+	pid, err := strconv.Atoi(strings.TrimSpace(string(b)))
+	if err != nil || pid <= 1 || pid == os.Getpid() {
+		return
+	}
+	if p, err := os.FindProcess(pid); err == nil {
+		p.Kill()
+		p.Release()
+	}
+}
