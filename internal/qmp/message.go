@@ -74,10 +74,12 @@ func (d *decoder) next() (*message, error) {
 	d.r.left = MaxMessage
 	var m message
 	if err := d.json.Decode(&m); err != nil {
-		if errors.Is(err, io.EOF) || errors.Is(err, errTooLong) {
-			return nil, err
+		var syntax *json.SyntaxError
+		var kind *json.UnmarshalTypeError
+		if errors.As(err, &syntax) || errors.As(err, &kind) {
+			err = fmt.Errorf("qmp: malformed message: %w", err)
 		}
-		return nil, fmt.Errorf("qmp: malformed message: %w", err)
+		return nil, err
 	}
 	return &m, nil
 }

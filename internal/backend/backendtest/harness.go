@@ -64,8 +64,8 @@ const helperEnv = "SANDBOXFORGE_BACKENDTEST_ORDER"
 
 type order struct {
 	Config json.RawMessage `json:"config"`
-	Op     string          `json:"op"` // start, delete, inspect
-	Name   string          `json:"name"`
+	Op     string          `json:"op"` // create, start, delete
+	Spec   backend.Spec    `json:"spec"`
 }
 
 type answer struct {
@@ -100,18 +100,18 @@ func obey(text string, open func(json.RawMessage) (backend.Backend, error)) (a a
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
 	switch o.Op {
+	case "create":
+		if err := b.Create(ctx, o.Spec); err != nil {
+			return fail(err)
+		}
 	case "start":
-		m, err := b.Start(ctx, o.Name, backend.StartOptions{})
+		m, err := b.Start(ctx, o.Spec.Name, backend.StartOptions{})
 		if err != nil {
 			return fail(err)
 		}
 		a.Info = m.Info()
 	case "delete":
-		if err := b.Delete(ctx, o.Name); err != nil {
-			return fail(err)
-		}
-	case "inspect":
-		if a.Info, err = b.Inspect(ctx, o.Name); err != nil {
+		if err := b.Delete(ctx, o.Spec.Name); err != nil {
 			return fail(err)
 		}
 	default:

@@ -21,12 +21,7 @@ type otherProcess struct {
 // been done. The process ends with the test at the latest.
 func (h *Harness) inOtherProcess(t *testing.T, op, name string) *otherProcess {
 	t.Helper()
-	o, err := json.Marshal(order{Config: h.config(t), Op: op, Name: name})
-	if err != nil {
-		t.Fatal(err)
-	}
-	cmd := exec.Command(os.Args[0], "-test.run=^$")
-	cmd.Env = append(os.Environ(), helperEnv+"="+string(o))
+	cmd := h.command(t, op, name)
 	cmd.Stderr = os.Stderr
 	cmd.WaitDelay = 10 * time.Second
 	stdin, err := cmd.StdinPipe()
@@ -50,6 +45,44 @@ func (h *Harness) inOtherProcess(t *testing.T, op, name string) *otherProcess {
 		t.Fatalf("the other process answered %q: %v", line, err)
 	}
 	return p
+}
+
+// command runs the operation when started, and stays until its stdin ends.
+func (h *Harness) command(t *testing.T, op, name string) *exec.Cmd {
+	t.Helper()
+	o, err := json.Marshal(order{Config: h.config(t), Op: op, Spec: h.Spec(name)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(os.Args[0], "-test.run=^$")
+	cmd.Env = append(os.Environ(), helperEnv+"="+string(o))
+	return cmd
+}
+
+// killedWhile runs an operation in another process and kills that with SIGKILL
+// after d, whatever it is at. It reports whether the operation was done by then.
+func (h *Harness) killedWhile(t *testing.T, op, name string, d time.Duration) (done bool) {
+	t.Helper()
+	cmd := h.command(t, op, name)
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	timer := time.AfterFunc(d, func() { cmd.Process.Kill() })
+	defer timer.Stop()
+	_, err = bufio.NewReader(stdout).ReadBytes('\n')
+	cmd.Process.Kill()
+	stdin.Close()
+	cmd.Wait()
+	t.Logf("%s in pid %d, killed after %s at the latest; done: %v", op, cmd.Process.Pid, d, err == nil)
+	return err == nil
 }
 
 // kill ends the process with SIGKILL, and reaps it.

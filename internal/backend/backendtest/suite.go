@@ -37,6 +37,9 @@ func Suite(t *testing.T, factory func(t *testing.T) *Harness) {
 		{"DeleteFromAnotherProcess", deleteElsewhere},
 		{"DeleteConcurrentlyWithEverything", deleteStorm},
 		{"DiesWithOwner", diesWithOwner},
+		{"CreatorIsKilled", creatorKilled},
+		{"OwnerIsKilledDuringStart", ownerKilledDuringStart},
+		{"DeleterIsKilled", deleterKilled},
 		{"AgentAnswers", agentAnswers},
 		{"TwoVMsDoNotSeeEachOther", twoVMs},
 	} {

@@ -32,13 +32,13 @@ type order struct {
 }
 
 type machine struct {
-	b       *Backend
-	name    string
-	o       backend.StartOptions
-	record  runRecord
-	lock    *flock.Flock
-	orders  net.Listener
-	done    chan struct{}
+	b      *Backend
+	name   string
+	o      backend.StartOptions
+	record runRecord
+	lock   *flock.Flock
+	orders net.Listener
+	done   chan struct{}
 
 	mu       sync.Mutex
 	ended    bool

@@ -108,7 +108,7 @@ func (b *Backend) accelFor(ctx context.Context, img Image, p backend.Progress) (
 		return v, nil
 	}
 	// One trial for all processes: whoever waited finds the answer.
-	lock, err := b.lockName(ctx, "accelerator trial", func() { p.Report("accelerator", "waiting for another process's trial") })
+	lock, err := lockWait(ctx, filepath.Join(b.c.CacheDir, ".trial"), wholeFile, func() { p.Report("accelerator", "waiting for another process's trial") })
 	if err != nil {
 		return verdict{}, err
 	}
@@ -141,7 +141,7 @@ func (b *Backend) tryAccelerators(ctx context.Context, img Image, noKVM string, 
 		say("kvm was not tried: %s.", noKVM)
 	} else {
 		p.Report("accelerator", "trying kvm")
-		took, err := b.trial(ctx, img, accelerator{name: "kvm"}, initLine, kvmTrial)
+		took, err := b.trial(ctx, img, accelerator{name: "kvm"}, initLine, b.limits.kvmTrial)
 		if ctx.Err() != nil {
 			return v, context.Cause(ctx)
 		}
@@ -153,7 +153,7 @@ func (b *Backend) tryAccelerators(ctx context.Context, img Image, noKVM string, 
 		say("kvm does not work although /dev/kvm opens: %s.", clause(err))
 	}
 	p.Report("accelerator", "trying software emulation")
-	took, err := b.trial(ctx, img, accelerator{name: "tcg"}, kernelLine, tcgTrial)
+	took, err := b.trial(ctx, img, accelerator{name: "tcg"}, kernelLine, b.limits.tcgTrial)
 	if ctx.Err() != nil {
 		return v, context.Cause(ctx)
 	}
@@ -186,7 +186,7 @@ func (b *Backend) trial(ctx context.Context, img Image, accel accelerator, want 
 		name: "accelerator-trial", arch: img.Arch, typ: typ, accel: accel, cpus: 1,
 		memory: memory{mib: 512}, kernel: img.Kernel, initrd: img.Initrd, cmdline: loudCmdline(img.Cmdline),
 	}
-	run, err := launch(bin, m, "/", nil, newTailLog())
+	run, err := launch(bin, m, b.c.CacheDir, nil, newTailLog())
 	if err != nil {
 		return 0, err
 	}

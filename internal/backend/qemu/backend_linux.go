@@ -16,7 +16,16 @@ import (
 )
 
 // Backend runs VMs with QEMU. See the package documentation.
-type Backend struct{ c Config }
+type Backend struct {
+	c      Config
+	limits limits
+}
+
+// limits are how long guests may take. Tests shorten them.
+type limits struct {
+	kvmTrial, tcgTrial     time.Duration // see accel_linux.go
+	kvmSilence, tcgSilence time.Duration // see vm_linux.go
+}
 
 var _ backend.Backend = (*Backend)(nil)
 
@@ -32,7 +41,7 @@ func New(c Config) (*Backend, error) {
 				Next("make it writable, or set SANDBOXFORGE_HOME to a directory that is")
 		}
 	}
-	return &Backend{c}, nil
+	return &Backend{c, limits{kvmTrial, tcgTrial, kvmSilence, tcgSilence}}, nil
 }
 
 // Name implements backend.Backend.

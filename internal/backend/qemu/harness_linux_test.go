@@ -42,8 +42,8 @@ type oneImage struct{ img Image }
 
 func (o oneImage) Find(string, string) (Image, error) { return o.img, nil }
 
-// guest is the image that VMs of the tests run, and how its agent is asked.
-type guest struct {
+// subject is the image that VMs of the tests run, and how its agent is asked.
+type subject struct {
 	image Image
 	wait  func(ctx context.Context, stream io.ReadWriteCloser) (string, error)
 	// polite: it powers off when the power button is pressed.
@@ -51,20 +51,20 @@ type guest struct {
 }
 
 // testGuest finds the guest once.
-var testGuest = sync.OnceValues(func() (guest, error) {
+var testGuest = sync.OnceValues(func() (subject, error) {
 	dir := os.Getenv("SANDBOX_IMAGE_DIR")
 	if dir == "" {
 		dir = filepath.Join("..", "..", "..", ".build", "images")
 	}
 	dir, err := filepath.Abs(dir)
 	if err != nil {
-		return guest{}, err
+		return subject{}, err
 	}
 	img, err := image.Store{Dir: dir}.Find(image.MinimalName)
 	if err != nil {
-		return guest{}, fmt.Errorf("%w\nbuild it with: SANDBOX_IMAGE_DIR=%s bin/sandboxforge image build %s", err, dir, image.MinimalName)
+		return subject{}, fmt.Errorf("%w\nbuild it with: SANDBOX_IMAGE_DIR=%s bin/sandboxforge image build %s", err, dir, image.MinimalName)
 	}
-	return guest{image: Image{
+	return subject{image: Image{
 		Name: img.Name, Arch: img.Arch, Digest: img.Digest,
 		Kernel: img.Kernel, Initrd: img.Initrd, Root: img.Root, Cmdline: img.Cmdline,
 	}, wait: waitAgent}, nil

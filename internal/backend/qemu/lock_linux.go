@@ -45,13 +45,6 @@ func lockHeld(f *os.File, r lockRange) (bool, error) {
 	return l.Type != unix.F_UNLCK, nil
 }
 
-// operations is the file whose byte ranges serialise Create, Start and Delete
-// per VM name, across processes. One file for all names: a lock file per name
-// would have to be removed, and removing lock files is a race.
-func (b *Backend) operations() (*os.File, error) {
-	return openLock(filepath.Join(b.c.StateDir, ".operations"))
-}
-
 // nameRange is the byte that stands for a name. Two names with one hash merely
 // wait for each other.
 func nameRange(name string) lockRange {
@@ -60,10 +53,18 @@ func nameRange(name string) lockRange {
 	return lockRange{int64(h.Sum64() >> 1 &^ 1), 1}
 }
 
-// lockName waits for the operation lock of a VM; close the file to release it.
-// onBusy, if not nil, is called once when somebody else holds it.
+// lockName waits for the lock that serialises Create, Start and Delete of one
+// VM across processes; close the file to release it. One file serves all names,
+// a byte for each: a lock file per name would have to be removed, and removing
+// lock files is a race. onBusy is as in lockWait.
 func (b *Backend) lockName(ctx context.Context, name string, onBusy func()) (*os.File, error) {
-	f, err := b.operations()
+	return lockWait(ctx, filepath.Join(b.c.StateDir, ".operations"), nameRange(name), onBusy)
+}
+
+// lockWait waits for a lock. onBusy, if not nil, is called once when somebody
+// else holds it.
+func lockWait(ctx context.Context, path string, r lockRange, onBusy func()) (*os.File, error) {
+	f, err := openLock(path)
 	if err != nil {
 		return nil, err
 	}
@@ -72,7 +73,7 @@ func (b *Backend) lockName(ctx context.Context, name string, onBusy func()) (*os
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
 	for {
-		ok, err := tryLock(f, nameRange(name))
+		ok, err := tryLock(f, r)
 		if ok {
 			return f, nil
 		}

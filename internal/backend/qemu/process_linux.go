@@ -61,6 +61,9 @@ func startProcess(path string, args []string, dir string, inherit []*os.File, lo
 	if err := onKeeper(cmd.Start); err != nil {
 		return nil, err
 	}
+	// A QEMU that crashes would write its guest's memory to the disk. The guest
+	// has not run yet, and a process that is gone needs no limit.
+	unix.Prlimit(cmd.Process.Pid, unix.RLIMIT_CORE, &unix.Rlimit{}, nil)
 	p := &process{cmd: cmd, exited: make(chan struct{})}
 	go func() {
 		err := cmd.Wait()

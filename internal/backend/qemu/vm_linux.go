@@ -229,14 +229,14 @@ func (v *vm) Console(max int) []byte { return v.run.console.newest(max) }
 // good boot is quiet, and slow on a busy host.
 const (
 	kvmSilence = 30 * time.Second
-	tcgSilence = 60 * time.Second
+	tcgSilence = 90 * time.Second
 )
 
 // WatchBoot implements backend.BootWatcher.
 func (v *vm) WatchBoot(ctx context.Context) error {
-	limit := tcgSilence
+	limit := v.b.limits.tcgSilence
 	if v.info.Accelerator == "kvm" {
-		limit = kvmSilence
+		limit = v.b.limits.kvmSilence
 	}
 	failed := func(detail string) error {
 		return fault.Wrap(fmt.Errorf("%w: %s", backend.ErrBootFailed, detail), fault.RuntimeNotReady, "the VM %s does not come up", v.name).

@@ -1,5 +1,3 @@
-//go:build linux
-
 package qemu
 
 import (
@@ -19,16 +17,20 @@ import (
 const maxToolOutput = 1 << 20
 
 // runTool runs a short-lived program and returns its standard output. When ctx
-// ends, the program's whole process group is killed.
+// ends, the program's whole process group is killed; when this process ends, so
+// is the program: what it writes must not appear behind the next one's back.
 func (b *Backend) runTool(ctx context.Context, path string, args ...string) ([]byte, error) {
 	var out, errs capped
 	cmd := exec.CommandContext(ctx, path, args...)
 	cmd.Stdout, cmd.Stderr = &out, &errs
 	cmd.Env = toolEnv()
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	cmd.WaitDelay = 2 * time.Second
-	err := cmd.Run()
+	err := onKeeper(cmd.Start)
+	if err == nil {
+		err = cmd.Wait()
+	}
 	if cause := context.Cause(ctx); err != nil && cause != nil {
 		return nil, cause
 	}
