@@ -2,6 +2,8 @@ package cli
 
 import (
 	"encoding/json"
+	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -222,6 +224,41 @@ func TestLastLines(t *testing.T) {
 	} {
 		if got := lastLines(c.text, c.n); got != c.want {
 			t.Errorf("lastLines(%q, %d) = %q, want %q", c.text, c.n, got, c.want)
+		}
+	}
+}
+
+func TestCompletion(t *testing.T) {
+	f := &fakeService{
+		instances: []sandbox.Instance{instance("11111111", "running"), instance("22222222", "destroyed")},
+		tasks:     []sandbox.Task{{TaskID: "task_bbbbbbbbbbbb", Kind: "background", Status: "running", Command: "make\tall"}},
+	}
+	env := f.env(t)
+	s, err := env.settings()
+	if err == nil {
+		err = s.EnsureHome()
+	}
+	if err == nil {
+		err = os.WriteFile(s.LeaseDBPath, nil, 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	for args, want := range map[string][]string{
+		"exec ":                  {"inst_11111111\trunning /work/11111111"},
+		"exec inst_11111111 ":    nil,
+		"destroy ":               {"inst_11111111\trunning /work/11111111"},
+		"destroy inst_11111111 ": nil,
+		"logs ":                  {"inst_11111111\trunning /work/11111111", "inst_22222222\tdestroyed /work/22222222", "task_bbbbbbbbbbbb\trunning make all"},
+	} {
+		var out strings.Builder
+		env.Stdout = &out
+		if code := Main(append([]string{"__complete"}, strings.Split(args, " ")...), env); code != 0 {
+			t.Errorf("%q: code %d", args, code)
+		}
+		lines := strings.Split(strings.TrimSpace(out.String()), "\n")
+		if got := lines[:len(lines)-1]; !slices.Equal(got, want) {
+			t.Errorf("%q: %q, want %q", args, got, want)
 		}
 	}
 }

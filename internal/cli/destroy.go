@@ -35,6 +35,7 @@ counts as destroyed. A unique beginning of an id is enough.`,
 			}
 			return atLeast(1)(cmd, args)
 		},
+		ValidArgsFunction: env.completeInstances(false, false),
 		RunE: interruptible(func(ctx context.Context, args []string) error {
 			return env.withService(ctx, func(ctx context.Context, svc Service) error {
 				ids, err := destroyTargets(ctx, svc, args, all)

@@ -14,6 +14,7 @@
 //	2    wrong usage, or a bad environment variable
 //	125  exec only: the command could not be run or its end was not seen
 //	130  interrupted
+//	141  exec only: nobody read the output any more, and the command was ended
 //
 // exec otherwise ends with the exit code of its command. With --json an error
 // is one JSON object on stderr: error_code, message, details.

@@ -19,6 +19,7 @@ const (
 	exitUsage       = 2
 	exitExec        = 125
 	exitInterrupted = 130
+	exitBrokenPipe  = 141
 )
 
 // exitCode ends the program without a further word.

@@ -3,13 +3,13 @@ package cli
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"maps"
 	"os"
 	"os/signal"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -53,6 +53,7 @@ Exit code 125: the command could not be run, or its end was not seen.`,
 			}
 			return nil
 		},
+		ValidArgsFunction: env.completeInstances(true, false),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ctx := cmd.Context()
 			if ctx == nil {
@@ -115,21 +116,24 @@ func runExec(ctx context.Context, env *Env, svc Service, o sandbox.ExecOptions, 
 		return usagef("--tty: standard input is no terminal")
 	case !f.noTTY && ok && (f.tty || ui.IsTerminal(env.Stdout)):
 		return execTerminal(ctx, svc, o, tty)
-	case ok:
-		// Nobody is going to type an end of input for a command that was
-		// told not to have a terminal but inherits one: it still may.
 	}
 	return execPipes(ctx, svc, o)
 }
 
 // execPipes passes bytes through and hands signals on. The first interrupt is
-// the command's business; with the second the caller insists.
+// the command's business; with the second the caller insists. When nobody reads
+// the output any more the command is ended, as a pipe within one machine would
+// end it.
 func execPipes(ctx context.Context, svc Service, o sandbox.ExecOptions) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	got := make(chan os.Signal, 4)
 	signal.Notify(got, interrupts...)
 	defer signal.Stop(got)
+	restore := keepBrokenPipes()
+	defer restore()
+	out := &pipeWriter{w: o.Stdout, broken: cancel}
+	o.Stdout = out
 	forward := make(chan int, 4)
 	o.Signals = forward
 	interrupted := false
@@ -156,10 +160,29 @@ func execPipes(ctx context.Context, svc Service, o sandbox.ExecOptions) error {
 	r, err := svc.Exec(ctx, o)
 	close(quit)
 	<-done
-	if err != nil && interrupted && fault.Is(err, fault.Cancelled) {
+	switch {
+	case err != nil && out.isBroken.Load():
+		return exitCode(exitBrokenPipe)
+	case err != nil && interrupted && fault.Is(err, fault.Cancelled):
 		return &interruptedError{err}
 	}
 	return execResult(r, err)
+}
+
+// pipeWriter notices that nobody reads any more.
+type pipeWriter struct {
+	w        io.Writer
+	broken   func()
+	isBroken atomic.Bool
+}
+
+// Write implements io.Writer.
+func (p *pipeWriter) Write(b []byte) (int, error) {
+	n, err := p.w.Write(b)
+	if errors.Is(err, syscall.EPIPE) && p.isBroken.CompareAndSwap(false, true) {
+		p.broken()
+	}
+	return n, err
 }
 
 // execTerminal runs the command on a terminal of its own in the guest, with
@@ -216,9 +239,7 @@ func execResult(r *sandbox.ExecResult, err error) error {
 		return exitCode(r.ExitCode)
 	}
 	if r.Signal != "" {
-		return errors.New(fmt.Sprintf("the command was ended by %s", r.Signal))
+		return fault.New(fault.Internal, "the command was ended by %s", r.Signal)
 	}
 	return nil
 }
-
-var _ io.Reader = (*os.File)(nil)

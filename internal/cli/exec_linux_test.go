@@ -132,3 +132,24 @@ func TestExecHandsAnInterruptOnAndGivesUpAtTheSecond(t *testing.T) {
 		t.Errorf("code %d", code)
 	}
 }
+
+func TestExecEndsTheCommandWhenNobodyReads(t *testing.T) {
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Close()
+	defer w.Close()
+	f := &fakeService{instances: []sandbox.Instance{instance("11111111", "running")}}
+	f.exec = func(ctx context.Context, o sandbox.ExecOptions) (*sandbox.ExecResult, error) {
+		for ctx.Err() == nil {
+			io.WriteString(o.Stdout, "y\n")
+		}
+		return nil, fault.Wrap(ctx.Err(), fault.Cancelled, "cancelled")
+	}
+	env := f.env(t)
+	env.Stdout = w
+	if code := Main([]string{"exec", "1111", "--", "yes"}, env); code != exitBrokenPipe {
+		t.Errorf("code %d", code)
+	}
+}

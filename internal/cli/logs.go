@@ -34,7 +34,8 @@ the guest's kernel and agent wrote to their console.
 A unique beginning of an id is enough. After an instance has ended, the last
 64 KiB of each of its tasks can still be read. On a terminal, escape sequences
 other than colours are left out.`,
-		Args: exactly(1),
+		Args:              exactly(1),
+		ValidArgsFunction: env.completeInstances(true, true),
 		RunE: interruptible(func(ctx context.Context, args []string) error {
 			switch {
 			case f.stream != "both" && f.stream != "stdout" && f.stream != "stderr":

@@ -42,3 +42,10 @@ func notifyResize(_ *os.File, changed func()) (stop func()) {
 		<-done
 	}
 }
+
+// keepBrokenPipes makes writing to a pipe that nobody reads an error instead
+// of the end of this process, until restore is called.
+func keepBrokenPipes() (restore func()) {
+	signal.Ignore(syscall.SIGPIPE)
+	return func() { signal.Reset(syscall.SIGPIPE) }
+}

@@ -45,3 +45,6 @@ func notifyResize(tty *os.File, changed func()) (stop func()) {
 		<-done
 	}
 }
+
+// keepBrokenPipes does nothing: there is no such signal here.
+func keepBrokenPipes() (restore func()) { return func() {} }
