@@ -61,6 +61,10 @@ func (t *Temp) Commit(name string, modTime time.Time, check func(current fs.File
 		t.Abort()
 		return err
 	}
+	return t.replace(name, check)
+}
+
+func (t *Temp) replace(name string, check func(current fs.FileInfo) error) error {
 	current, err := t.dir.root.Lstat(name)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -150,6 +154,22 @@ func (t *Temp) Abort() {
 		t.File = nil
 	}
 	t.dir.root.Remove(t.name)
+}
+
+// CommitLink makes a symlink under name and replaces a regular file or a
+// symlink there, after check has seen it, as Temp.Commit does.
+func (d *Dir) CommitLink(target, name string, check func(current fs.FileInfo) error) error {
+	if err := d.check(name); err != nil {
+		return err
+	}
+	var b [8]byte
+	rand.Read(b[:])
+	temp := TempPrefix + hex.EncodeToString(b[:])
+	if err := d.root.Symlink(target, temp); err != nil {
+		return err
+	}
+	t := &Temp{dir: d, name: temp}
+	return t.replace(name, check)
 }
 
 // WriteFile writes a small file whole, replacing a regular file.

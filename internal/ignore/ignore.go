@@ -71,13 +71,25 @@ func (m *Matcher) Match(path string, isDir bool) bool {
 // MatchEntry is Match for a caller that knows that nothing above path is left
 // out, such as a walk that does not enter excluded directories.
 func (m *Matcher) MatchEntry(path string, isDir bool) bool {
+	excluded, _ := m.Decide(path, isDir)
+	return excluded
+}
+
+// Decide is MatchEntry that also tells whether any pattern spoke of path, so
+// that lists can be asked in turn.
+func (m *Matcher) Decide(path string, isDir bool) (excluded, decided bool) {
 	base := path[strings.LastIndexByte(path, '/')+1:]
 	for i := len(m.rules) - 1; i >= 0; i-- {
 		if r := &m.rules[i]; (isDir || !r.dirOnly) && r.matches(path, base) {
-			return !r.negate
+			return !r.negate, true
 		}
 	}
-	return false
+	return false, false
+}
+
+// With is m with further patterns at its end.
+func (m *Matcher) With(patterns []string) *Matcher {
+	return &Matcher{rules: append(m.rules[:len(m.rules):len(m.rules)], New(patterns).rules...)}
 }
 
 func (r *rule) matches(path, base string) bool {
