@@ -35,6 +35,8 @@ var bootTrouble = [][]byte{
 	[]byte("invalid opcode: 0000"),
 }
 
+const longestSign = 32 // bytes, at least
+
 const panicText = "Kernel panic - not syncing"
 
 // bootStalls are texts that a starved but healthy guest prints too; the second
@@ -110,12 +112,13 @@ func (c *console) take(p []byte) {
 func (c *console) match(p []byte) {
 	for len(p) > 0 && c.trouble == "" {
 		part, rest, complete := bytes.Cut(p, []byte("\n"))
-		if room := consoleLine - len(c.line); room > 0 {
+		seen := len(c.line)
+		if room := consoleLine - seen; room > 0 {
 			c.line = append(c.line, part[:min(room, len(part))]...)
 		}
 		// A line is looked at when it grows, not only when it ends: the last
 		// line of a guest that hangs has no end.
-		c.judge()
+		c.judge(max(0, seen-longestSign))
 		if complete {
 			c.line, c.stalled = c.line[:0], false
 		}
@@ -123,9 +126,11 @@ func (c *console) match(p []byte) {
 	}
 }
 
-func (c *console) judge() {
+// judge looks for signs in the current line from an offset on: a guest that
+// writes byte by byte must not cost the host a scan of the line each time.
+func (c *console) judge(from int) {
 	in := func(signs [][]byte) bool {
-		return slices.ContainsFunc(signs, func(s []byte) bool { return bytes.Contains(c.line, s) })
+		return slices.ContainsFunc(signs, func(s []byte) bool { return bytes.Contains(c.line[from:], s) })
 	}
 	bad := in(bootTrouble)
 	if !bad && !c.stalled && in(bootStalls) {

@@ -9,6 +9,11 @@ import (
 )
 
 func TestConsoleSigns(t *testing.T) {
+	for _, s := range append(append([][]byte{}, bootTrouble...), bootStalls...) {
+		if len(s) > longestSign {
+			t.Errorf("%q is longer than %d", s, longestSign)
+		}
+	}
 	for text, want := range map[string]string{
 		"all is well\n": "",
 		"[    1.2] Kernel panic - not syncing: Attempted to kill init!\n": "[    1.2] Kernel panic - not syncing: Attempted to kill init!",
