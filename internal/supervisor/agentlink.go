@@ -11,32 +11,21 @@ import (
 	"sync"
 	"time"
 
-	"connectrpc.com/connect"
-
-	"sandboxforge/internal/guest/guestv1"
-	"sandboxforge/internal/guest/guestv1/guestv1connect"
+	"sandboxforge/internal/guest"
 )
 
-// agentConn is an open link to the guest agent.
-type agentConn interface {
-	RoundTripper() http.RoundTripper
-	Closed() <-chan struct{}
-	Close() error
-}
-
 // errLinkDown is what RPCs get while there is no link.
-var errLinkDown = errors.New("the link to the guest agent is down")
+var errLinkDown = fmt.Errorf("the link to the guest agent is down: %w", guest.ErrUnsent)
 
 // agentLink keeps one link to the agent of one machine open: it dials, brings
 // the guest into shape, pings, and begins anew when the link is lost.
 type agentLink struct {
-	dial    func(context.Context) (io.ReadWriteCloser, error)
-	connect func(context.Context, io.ReadWriteCloser) (agentConn, error)
-	tuning  Tuning
-	log     *slog.Logger
+	dial   func(context.Context) (io.ReadWriteCloser, error)
+	tuning Tuning
+	log    *slog.Logger
 	// prepare makes a new connection fit for callers. An error that is not
 	// the link's own ends run.
-	prepare func(ctx context.Context, c guestCalls) error
+	prepare func(ctx context.Context, c *guest.Client) error
 	// onChange is told when the link comes up or goes down; must not block.
 	onChange func(up bool)
 
@@ -44,25 +33,7 @@ type agentLink struct {
 	readyOnce sync.Once
 
 	mu   sync.Mutex
-	conn agentConn // nil while down
-}
-
-// guestCalls are the RPCs that the supervisor makes itself.
-type guestCalls struct {
-	system    guestv1connect.SystemClient
-	processes guestv1connect.ProcessesClient
-}
-
-// guestURL is never resolved: the RoundTripper has its one connection.
-const guestURL = "http://guest"
-
-func newGuestCalls(rt http.RoundTripper) guestCalls {
-	hc := &http.Client{Transport: rt}
-	o := connect.WithClientOptions(connect.WithReadMaxBytes(8<<20), connect.WithAcceptCompression("gzip", nil, nil))
-	return guestCalls{
-		system:    guestv1connect.NewSystemClient(hc, guestURL, o),
-		processes: guestv1connect.NewProcessesClient(hc, guestURL, o),
-	}
+	conn *guest.Conn // nil while down
 }
 
 // RoundTrip sends a request over the link as it is now.
@@ -74,13 +45,13 @@ func (l *agentLink) RoundTrip(r *http.Request) (*http.Response, error) {
 	return c.RoundTripper().RoundTrip(r)
 }
 
-func (l *agentLink) current() agentConn {
+func (l *agentLink) current() *guest.Conn {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.conn
 }
 
-func (l *agentLink) set(c agentConn) {
+func (l *agentLink) set(c *guest.Conn) {
 	l.mu.Lock()
 	l.conn = c
 	l.mu.Unlock()
@@ -136,18 +107,18 @@ func (l *agentLink) once(ctx context.Context) error {
 		return err
 	}
 	defer conn.Close()
-	calls := newGuestCalls(conn.RoundTripper())
+	calls := guest.NewClient(conn.RoundTripper())
 	if err := l.ping(ctx, calls, l.tuning.ConnectTimeout); err != nil {
 		return fmt.Errorf("first ping: %w", err)
 	}
 	pctx, cancel := context.WithTimeout(ctx, l.tuning.PingTimeout)
+	defer cancel()
 	err = l.prepare(pctx, calls)
-	cancel()
 	if err != nil {
 		select {
 		case <-conn.Closed():
 		default:
-			if code := connect.CodeOf(err); code != connect.CodeUnavailable && code != connect.CodeDeadlineExceeded && code != connect.CodeCanceled {
+			if pctx.Err() == nil && !errors.Is(err, guest.ErrUnavailable) {
 				return &unfitError{err}
 			}
 		}
@@ -177,25 +148,24 @@ func (l *agentLink) once(ctx context.Context) error {
 	}
 }
 
-func (l *agentLink) open(ctx context.Context) (agentConn, error) {
+func (l *agentLink) open(ctx context.Context) (*guest.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, l.tuning.ConnectTimeout)
 	defer cancel()
 	stream, err := l.dial(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("dial: %w", err)
 	}
-	conn, err := l.connect(ctx, stream)
+	conn, err := guest.Connect(ctx, stream)
 	if err != nil {
-		stream.Close()
 		return nil, fmt.Errorf("connect: %w", err)
 	}
 	return conn, nil
 }
 
-func (l *agentLink) ping(ctx context.Context, c guestCalls, timeout time.Duration) error {
+func (l *agentLink) ping(ctx context.Context, c *guest.Client, timeout time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	_, err := c.system.Ping(ctx, &guestv1.PingRequest{})
+	_, err := c.Ping(ctx)
 	return err
 }
 

@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"sandboxforge/internal/backend"
-	"sandboxforge/internal/guest/guestv1"
+	"sandboxforge/internal/guest"
 )
 
 // consolePeriod is how often the console is looked at during a boot.
@@ -180,13 +180,13 @@ func (s *supervisor) start(ctx context.Context, o backend.StartOptions) (backend
 // prepare brings a guest whose agent just answered into shape. The identity
 // and the disk's size are part of what was promised; the deadline is a
 // backstop, so its failure is only logged.
-func (s *supervisor) prepare(ctx context.Context, c guestCalls, began time.Time) error {
+func (s *supervisor) prepare(ctx context.Context, c *guest.Client, began time.Time) error {
 	t := time.Now()
-	info, err := c.system.Info(ctx, &guestv1.InfoRequest{})
+	info, err := c.Info(ctx)
 	if err != nil {
-		return fmt.Errorf("info: %w", err)
+		return err
 	}
-	bootID := printable([]byte(info.BootId), 64)
+	bootID := printable([]byte(info.BootID), 64)
 	first := false
 	s.board.update(func(st *Status) {
 		first = st.BootID == "" || st.BootID != bootID || st.State != StateReady
@@ -197,22 +197,18 @@ func (s *supervisor) prepare(ctx context.Context, c guestCalls, began time.Time)
 		}
 	})
 	if first {
-		id := &guestv1.SetIdentityRequest{
-			Hostname:   s.opts.Spec.Hostname,
-			TimeUnixNs: s.clock.Now().UnixNano(),
-			Entropy:    entropy(),
-		}
-		if info.MachineId == "" {
+		id := guest.Identity{Hostname: s.opts.Spec.Hostname, Time: s.clock.Now(), Entropy: entropy()}
+		if info.MachineID == "" {
 			// A guest without one gets one that stays the same for the
 			// instance's life.
 			sum := sha256.Sum256([]byte("sandboxforge machine-id " + s.opts.InstanceID))
-			id.MachineId = hex.EncodeToString(sum[:16])
+			id.MachineID = hex.EncodeToString(sum[:16])
 		}
-		if _, err := c.system.SetIdentity(ctx, id); err != nil {
-			return fmt.Errorf("set identity: %w", err)
+		if err := c.SetIdentity(ctx, id); err != nil {
+			return err
 		}
 		if info.RootDeviceLarger {
-			if _, err := c.system.GrowRoot(ctx, &guestv1.GrowRootRequest{}); err != nil {
+			if _, err := c.GrowRoot(ctx); err != nil {
 				return fmt.Errorf("grow the root file system: %w", err)
 			}
 		}
@@ -223,10 +219,10 @@ func (s *supervisor) prepare(ctx context.Context, c guestCalls, began time.Time)
 }
 
 // armBackstop tells the guest when to power itself off should nobody else do.
-func (s *supervisor) armBackstop(ctx context.Context, c guestCalls) {
+func (s *supervisor) armBackstop(ctx context.Context, c *guest.Client) {
 	_, left := s.deadline.get()
 	left = max(left, 0) + s.opts.Tuning.BackstopGrace
-	if _, err := c.system.SetDeadline(ctx, &guestv1.SetDeadlineRequest{RemainingNs: int64(left)}); err != nil && ctx.Err() == nil {
+	if err := c.SetDeadline(ctx, left); err != nil && ctx.Err() == nil {
 		s.log.Warn("the guest's own deadline could not be set", "error", err)
 	}
 }

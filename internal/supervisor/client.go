@@ -14,6 +14,7 @@ import (
 
 	"sandboxforge/internal/backend"
 	"sandboxforge/internal/fault"
+	"sandboxforge/internal/guest"
 	"sandboxforge/internal/supervisor/supervisorv1"
 	"sandboxforge/internal/supervisor/supervisorv1/supervisorv1connect"
 	"sandboxforge/internal/version"
@@ -38,6 +39,7 @@ type Client struct {
 	hello     Hello
 	path      string
 	transport *http.Transport
+	guest     *guest.Client
 	rpc       supervisorv1connect.SupervisorClient
 }
 
@@ -52,22 +54,27 @@ func Dial(ctx context.Context, runDir, name string) (*Client, error) {
 }
 
 func dialSocket(ctx context.Context, path string) (*Client, error) {
-	p := new(http.Protocols)
-	p.SetUnencryptedHTTP2(true)
 	c := &Client{path: path}
-	c.transport = &http.Transport{
-		Protocols: p,
-		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return (&net.Dialer{}).DialContext(ctx, "unix", path)
-		},
-		DisableCompression: true,
-		// No bound for the connection: a stalled stream must not stop others.
-		HTTP2: &http.HTTP2Config{MaxReceiveBufferPerStream: streamWindow},
+	c.transport = guest.DialHTTP2(func(ctx context.Context) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "unix", path)
+	})
+	// No bound for the connection: a stalled stream must not stop others.
+	c.transport.HTTP2 = &http.HTTP2Config{
+		MaxReadFrameSize:              maxFrame,
+		MaxReceiveBufferPerStream:     streamWindow,
+		MaxReceiveBufferPerConnection: connWindow,
 	}
+	c.guest = guest.NewClient(c.transport)
 	c.rpc = supervisorv1connect.NewSupervisorClient(&http.Client{Transport: c.transport}, "http://supervisor", connect.WithReadMaxBytes(4<<20))
 	ctx, cancel := context.WithTimeout(ctx, helloTimeout)
 	defer cancel()
-	h, err := c.rpc.Hello(ctx, &supervisorv1.HelloRequest{ProtocolVersion: helloVersion, BuildVersion: version.String()})
+	hello := &supervisorv1.HelloRequest{ProtocolVersion: helloVersion, BuildVersion: version.String()}
+	h, err := c.rpc.Hello(ctx, hello)
+	if err != nil && ctx.Err() == nil && !notRunning(err) {
+		// One that ends resets connections it had not accepted yet; by now
+		// nobody listens any more.
+		h, err = c.rpc.Hello(ctx, hello)
+	}
 	if err != nil {
 		c.Close()
 		if notRunning(err) {
@@ -112,9 +119,9 @@ func (c *Client) Hello() Hello { return c.hello }
 // Close drops idle connections. RPCs that run go on.
 func (c *Client) Close() { c.transport.CloseIdleConnections() }
 
-// GuestTransport reaches the guest agent through the supervisor. RPCs fail
-// with connect's CodeUnavailable while the agent's link is down.
-func (c *Client) GuestTransport() http.RoundTripper { return c.transport }
+// Guest is the guest protocol, proxied by the supervisor. Its calls fail with
+// guest.ErrUnavailable at once while the supervisor has no link to the agent.
+func (c *Client) Guest() *guest.Client { return c.guest }
 
 // Status returns the VM's state as it is now.
 func (c *Client) Status(ctx context.Context) (Status, error) {

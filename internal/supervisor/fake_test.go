@@ -277,19 +277,17 @@ func (a *fakeAgent) List(context.Context, *guestv1.ListRequest) (*guestv1.ListRe
 	return &guestv1.ListResponse{Processes: []*guestv1.Process{
 		{Id: "build", Status: guestv1.ProcessStatus_PROCESS_STATUS_EXITED, ExitCode: 3, StdoutBytes: 1 << 20, FinishedUnixNs: 5, StartedUnixNs: 1},
 		{Id: "server", Status: guestv1.ProcessStatus_PROCESS_STATUS_RUNNING, StderrBytes: 5, StartedUnixNs: 2},
-		{Id: "evil\x1b[2J", Status: 77},
-		{Id: ""},
 	}}, nil
 }
 
 func (a *fakeAgent) Read(_ context.Context, r *guestv1.ReadRequest) (*guestv1.ReadResponse, error) {
 	if r.Id == "build" {
-		return &guestv1.ReadResponse{Data: []byte(strings.Repeat("x", 100<<10))}, nil // more than asked
+		return &guestv1.ReadResponse{Data: []byte(strings.Repeat("x", 100<<10)), NextOffset: 100 << 10}, nil // more than asked
 	}
 	if r.Stream == guestv1.Stream_STREAM_STDOUT {
 		return &guestv1.ReadResponse{}, nil
 	}
-	return &guestv1.ReadResponse{Data: []byte("oops\n")}, nil
+	return &guestv1.ReadResponse{Data: []byte("oops\n"), NextOffset: 5}, nil
 }
 
 // Follow of "endless" sends without end, of anything else waits for its end.
@@ -353,16 +351,19 @@ func (a *fakeAgent) Dial(ctx context.Context, s *connect.BidiStream[guestv1.Dial
 	}
 }
 
-// guestCallsOf reaches the agent through c's supervisor.
-type guestClient struct {
-	guestCalls
-	files  guestv1connect.FilesClient
-	dialer guestv1connect.DialerClient
+// rawGuest is the protocol below guest.Client.
+type rawGuest struct {
+	system    guestv1connect.SystemClient
+	processes guestv1connect.ProcessesClient
+	files     guestv1connect.FilesClient
+	dialer    guestv1connect.DialerClient
 }
 
-func guestOf(c *Client) guestClient {
-	hc := &http.Client{Transport: c.GuestTransport()}
-	return guestClient{newGuestCalls(c.GuestTransport()), guestv1connect.NewFilesClient(hc, guestURL), guestv1connect.NewDialerClient(hc, guestURL)}
+func guestOf(c *Client) rawGuest {
+	hc := &http.Client{Transport: c.transport}
+	const url = "http://guest"
+	return rawGuest{guestv1connect.NewSystemClient(hc, url), guestv1connect.NewProcessesClient(hc, url),
+		guestv1connect.NewFilesClient(hc, url), guestv1connect.NewDialerClient(hc, url)}
 }
 
 // testOptions are for a VM of the fake backend with its own directories.

@@ -1,55 +1,12 @@
 package supervisor
 
 import (
-	"errors"
-	"log/slog"
 	"net/http"
-	"net/http/httputil"
 	"runtime/debug"
 	"runtime/metrics"
 	"sync"
 	"time"
-
-	"connectrpc.com/connect"
 )
-
-// newProxy forwards RPCs to the agent, streaming both ways. A caller that
-// leaves cancels its RPC in the guest: the request's context is the stream's.
-func newProxy(rt http.RoundTripper, log *slog.Logger) http.Handler {
-	ew := connect.NewErrorWriter()
-	return &httputil.ReverseProxy{
-		Rewrite: func(r *httputil.ProxyRequest) {
-			r.Out.URL.Scheme, r.Out.URL.Host, r.Out.Host = "http", "guest", "guest"
-		},
-		Transport:     rt,
-		FlushInterval: -1,
-		BufferPool:    &bufferPool{},
-		ErrorLog:      slog.NewLogLogger(log.Handler(), slog.LevelDebug),
-		ErrorHandler: func(w http.ResponseWriter, r *http.Request, err error) {
-			if r.Context().Err() != nil {
-				return // nobody reads it
-			}
-			ce := connect.NewError(connect.CodeUnavailable, errors.New("the guest agent cannot be reached"))
-			if !ew.IsSupported(r) {
-				http.Error(w, ce.Message(), http.StatusBadGateway)
-				return
-			}
-			ew.Write(w, r, ce)
-		},
-	}
-}
-
-// bufferPool holds the copy buffers of idle streams.
-type bufferPool struct{ p sync.Pool }
-
-func (b *bufferPool) Get() []byte {
-	if v, ok := b.p.Get().(*[]byte); ok {
-		return *v
-	}
-	return make([]byte, 32<<10)
-}
-
-func (b *bufferPool) Put(v []byte) { b.p.Put(&v) }
 
 // trimmer gives memory back to the host when the last of a burst of RPCs is
 // done: a supervisor idles for most of its life.

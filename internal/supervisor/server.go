@@ -7,12 +7,12 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"strings"
 	"time"
 
 	"connectrpc.com/connect"
 
 	"sandboxforge/internal/fault"
+	"sandboxforge/internal/guest"
 	"sandboxforge/internal/supervisor/supervisorv1"
 	"sandboxforge/internal/supervisor/supervisorv1/supervisorv1connect"
 	"sandboxforge/internal/version"
@@ -32,6 +32,7 @@ const (
 	streamWindow = 1 << 20
 	connWindow   = 1 << 30
 	maxStreams   = 1000
+	maxFrame     = 128 << 10
 )
 
 // linger is how long an ended supervisor waits for its callers to take their
@@ -50,14 +51,9 @@ func newServer(s *supervisor, log *slog.Logger) *server {
 	path, h := supervisorv1connect.NewSupervisorHandler(&service{s}, connect.WithReadMaxBytes(64<<10))
 	mux.Handle(path, h)
 	trim := &trimmer{}
-	proxy := trim.wrap(newProxy(s.roundTripper(), log))
-	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
-		if !strings.HasPrefix(r.URL.Path, "/sandboxforge.guest.v1.") {
-			http.NotFound(w, r)
-			return
-		}
-		proxy.ServeHTTP(w, r)
-	})
+	// A caller that leaves cancels its RPC in the guest: the proxied request's
+	// context is that of the caller's stream.
+	mux.Handle("/", trim.wrap(guest.Proxy(s.roundTripper(), log)))
 	p := new(http.Protocols)
 	p.SetUnencryptedHTTP2(true)
 	return &server{s: s, done: make(chan struct{}), http: &http.Server{
@@ -67,6 +63,7 @@ func newServer(s *supervisor, log *slog.Logger) *server {
 		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelDebug),
 		HTTP2: &http.HTTP2Config{
 			MaxConcurrentStreams:          maxStreams,
+			MaxReadFrameSize:              maxFrame,
 			MaxReceiveBufferPerStream:     streamWindow,
 			MaxReceiveBufferPerConnection: connWindow,
 		},

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"os"
 	"sync"
@@ -12,6 +11,7 @@ import (
 
 	"sandboxforge/internal/backend"
 	"sandboxforge/internal/fault"
+	"sandboxforge/internal/guest"
 )
 
 // supervisor owns one VM from before its start until after its end.
@@ -20,7 +20,6 @@ type supervisor struct {
 	log     *slog.Logger
 	clock   clock
 	backend backend.Backend
-	connect func(context.Context, io.ReadWriteCloser) (agentConn, error)
 
 	board    *board
 	deadline *deadline
@@ -60,7 +59,7 @@ func newSupervisor(o Options, b backend.Backend, c clock, log *slog.Logger) (*su
 	ctx, cancel := context.WithCancel(context.Background())
 	return &supervisor{
 		ctx: ctx, cancel: cancel,
-		opts: o, log: log, clock: c, backend: b, connect: connectAgent,
+		opts: o, log: log, clock: c, backend: b,
 		deadline: d,
 		stopped:  make(chan struct{}),
 		ended:    make(chan struct{}),
@@ -144,7 +143,7 @@ func (s *supervisor) setDeadline(t time.Time) error {
 		ctx, cancel := context.WithTimeout(ctx, s.opts.Tuning.ConnectTimeout)
 		defer cancel()
 		if l.current() != nil {
-			s.armBackstop(ctx, newGuestCalls(l))
+			s.armBackstop(ctx, guest.NewClient(l))
 		}
 	})
 	return nil
@@ -266,8 +265,8 @@ func (s *supervisor) currentLink() *agentLink {
 func (s *supervisor) runLink(m backend.Machine, began time.Time) <-chan error {
 	ctx, cancel := context.WithCancel(context.Background())
 	l := &agentLink{
-		dial: m.DialAgent, connect: s.connect, tuning: s.opts.Tuning, log: s.log,
-		prepare: func(ctx context.Context, c guestCalls) error { return s.prepare(ctx, c, began) },
+		dial: m.DialAgent, tuning: s.opts.Tuning, log: s.log,
+		prepare: func(ctx context.Context, c *guest.Client) error { return s.prepare(ctx, c, began) },
 		onChange: func(up bool) {
 			s.board.update(func(st *Status) {
 				st.AgentConnected = up

@@ -1,14 +1,13 @@
 package supervisor
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"slices"
 	"sync"
 	"time"
 
-	"sandboxforge/internal/guest/guestv1"
+	"sandboxforge/internal/guest"
 )
 
 // tailReaders is how many tails are read at once.
@@ -23,7 +22,7 @@ func (s *supervisor) askPowerOff(ctx context.Context) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
-	if _, err := newGuestCalls(l).system.PowerOff(ctx, &guestv1.PowerOffRequest{}); err != nil {
+	if err := guest.NewClient(l).PowerOff(ctx); err != nil {
 		s.log.Debug("power-off by the agent", "error", err)
 	}
 }
@@ -37,16 +36,14 @@ func (s *supervisor) collectTails() ([]TaskEnd, string) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), s.opts.Tuning.TailTimeout)
 	defer cancel()
-	calls := newGuestCalls(l)
-	list, err := calls.processes.List(ctx, &guestv1.ListRequest{})
+	calls := guest.NewClient(l)
+	ps, err := calls.List(ctx)
 	if err != nil {
 		return nil, fmt.Sprintf("the guest's processes could not be listed: %v", err)
 	}
 	missing := ""
-	ps := slices.DeleteFunc(list.Processes, func(p *guestv1.Process) bool {
-		return p == nil || len(p.Id) > 64 || printable([]byte(p.Id), 64) != p.Id || p.Id == ""
-	})
-	slices.SortStableFunc(ps, func(a, b *guestv1.Process) int { return cmp.Compare(b.StartedUnixNs, a.StartedUnixNs) })
+	ps = slices.DeleteFunc(ps, func(p guest.Process) bool { return p.ID == "" || printable([]byte(p.ID), 64) != p.ID })
+	slices.SortStableFunc(ps, func(a, b guest.Process) int { return b.StartedAt.Compare(a.StartedAt) })
 	if len(ps) > maxEndTasks {
 		missing = fmt.Sprintf("%d older processes were left out", len(ps)-maxEndTasks)
 		ps = ps[:maxEndTasks]
@@ -60,12 +57,12 @@ func (s *supervisor) collectTails() ([]TaskEnd, string) {
 		e := &ends[i]
 		*e = taskEnd(p)
 		for _, t := range []struct {
-			stream guestv1.Stream
+			stream guest.Stream
 			total  uint64
 			into   *[]byte
-		}{{guestv1.Stream_STREAM_STDOUT, p.StdoutBytes, &e.StdoutTail}, {guestv1.Stream_STREAM_STDERR, p.StderrBytes, &e.StderrTail}} {
+		}{{guest.Stdout, p.StdoutBytes, &e.StdoutTail}, {guest.Stderr, p.StderrBytes, &e.StderrTail}} {
 			want := int(min(t.total, tailBytes))
-			if p.Status == guestv1.ProcessStatus_PROCESS_STATUS_RUNNING {
+			if !p.Ended() {
 				want = tailBytes // it may have written since
 			}
 			if want == 0 {
@@ -81,7 +78,7 @@ func (s *supervisor) collectTails() ([]TaskEnd, string) {
 			slots <- struct{}{}
 			wg.Go(func() {
 				defer func() { <-slots }()
-				r, err := calls.processes.Read(ctx, &guestv1.ReadRequest{Id: p.Id, Stream: t.stream, TailBytes: uint64(want), MaxBytes: uint64(want)})
+				r, err := calls.Read(ctx, p.ID, guest.ReadRequest{Stream: t.stream, TailBytes: uint64(want), MaxBytes: uint64(want)})
 				if err != nil {
 					mu.Lock()
 					e.TailError = printable([]byte(err.Error()), 200)
@@ -96,23 +93,12 @@ func (s *supervisor) collectTails() ([]TaskEnd, string) {
 	return ends, missing
 }
 
-func taskEnd(p *guestv1.Process) TaskEnd {
-	e := TaskEnd{
-		ID: printable([]byte(p.Id), 64), ExitCode: p.ExitCode, Signal: p.Signal, TimedOut: p.TimedOut,
-		Error: printable([]byte(p.ErrorMessage), 500), StartedAt: unixNs(p.StartedUnixNs), FinishedAt: unixNs(p.FinishedUnixNs),
+func taskEnd(p guest.Process) TaskEnd {
+	return TaskEnd{
+		ID: p.ID, Status: string(p.Status), ExitCode: int32(p.ExitCode), Signal: int32(p.Signal), TimedOut: p.TimedOut,
+		Error: printable([]byte(p.ErrorMessage), 500), StartedAt: p.StartedAt.UTC(), FinishedAt: p.FinishedAt.UTC(),
 		StdoutTotal: p.StdoutBytes, StderrTotal: p.StderrBytes,
 	}
-	switch p.Status {
-	case guestv1.ProcessStatus_PROCESS_STATUS_RUNNING:
-		e.Status = "running"
-	case guestv1.ProcessStatus_PROCESS_STATUS_EXITED:
-		e.Status = "exited"
-	case guestv1.ProcessStatus_PROCESS_STATUS_SIGNALED:
-		e.Status = "signaled"
-	default:
-		e.Status = "lost"
-	}
-	return e
 }
 
 // unixNs is the zero time for zero.
