@@ -123,6 +123,9 @@ func (c *Client) Close() { c.transport.CloseIdleConnections() }
 // guest.ErrUnavailable at once while the supervisor has no link to the agent.
 func (c *Client) Guest() *guest.Client { return c.guest }
 
+// GuestTransport is what Guest sends its requests with.
+func (c *Client) GuestTransport() http.RoundTripper { return c.transport }
+
 // Status returns the VM's state as it is now.
 func (c *Client) Status(ctx context.Context) (Status, error) {
 	r, err := c.rpc.GetStatus(ctx, &supervisorv1.GetStatusRequest{})
