@@ -84,11 +84,14 @@ func (p *progress) run(every, heartbeat time.Duration, title string, send func(m
 	defer pace.Stop()
 	alive := time.NewTimer(min(heartbeat, time.Second))
 	defer alive.Stop()
-	emit := func() {
+	emit := func(idle bool) {
 		p.mu.Lock()
 		step, base, fresh := p.last, p.base, p.dirty
 		p.dirty = false
 		p.mu.Unlock()
+		if !fresh && !idle {
+			return // it went out with the one before
+		}
 		n := mcp.ProgressNotificationParams{Message: message(step)}
 		if !fresh {
 			n.Message = fmt.Sprintf("%s (%.0f s)", orElse(n.Message, title), time.Since(started).Seconds())
@@ -114,11 +117,11 @@ func (p *progress) run(every, heartbeat time.Duration, title string, send func(m
 		case <-p.stop:
 			return
 		case <-alive.C:
-			emit()
+			emit(true)
 			continue
 		case <-p.wake:
 		}
-		emit()
+		emit(false)
 		// The pace: what comes meanwhile is coalesced into one.
 		pace.Reset(every)
 		select {
