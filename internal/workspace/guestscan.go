@@ -119,6 +119,9 @@ func guestStamp(e Entry) Stamp {
 // second walk.
 const statLimit = 8
 
+// maxUnless bounds a request's size.
+const maxUnless = 20_000
+
 // hashGuest has the guest hash the named files. One that changed meanwhile is
 // taken as it is then; one that is gone leaves the tree.
 func (s *guestScan) hashGuest(ctx context.Context, g Guest, root string, exclude []string, paths []string) error {
@@ -149,6 +152,9 @@ func (s *guestScan) hashGuest(ctx context.Context, g Guest, root string, exclude
 		if n.Kind == File && !want[p] {
 			unless = append(unless, Entry{Path: p, Type: TypeRegular, Size: n.Stamp.Size, MTime: unixNano(n.Stamp.MTime), CTime: unixNano(n.Stamp.CTime), Inode: n.Stamp.Inode})
 		}
+	}
+	if len(unless) > maxUnless {
+		unless = unless[:maxUnless] // the rest is hashed for nothing
 	}
 	slices.SortFunc(unless, func(a, b Entry) int { return strings.Compare(a.Path, b.Path) })
 	for e, err := range g.Tree(ctx, TreeRequest{Root: root, Exclude: exclude, Hash: true, HashUnless: unless, MaxEntries: maxEntries}) {

@@ -120,7 +120,7 @@ func (w *hostWalk) dir(d *hostpath.Dir, rel string) error {
 const maxPath = 4000
 
 func (w *hostWalk) entry(d *hostpath.Dir, name, p string, info fs.FileInfo) error {
-	n := &Node{Mode: uint32(info.Mode().Perm())}
+	n := &Node{Mode: uint32(info.Mode().Perm()), Stamp: Stamp{MTime: info.ModTime().UnixNano()}}
 	switch mode := info.Mode(); {
 	case mode.IsRegular():
 		n.Kind, n.Stamp, n.Exec = File, stampOf(info), info.Mode()&0o111 != 0

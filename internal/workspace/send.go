@@ -30,7 +30,7 @@ type sender struct {
 	tree     Tree
 	guest    Guest
 	remote   string
-	prefix   string // of names in the stream
+	rename   map[string]string // names in the stream that differ from the path
 	owner    string
 	progress Progress
 	total    int64
@@ -106,14 +106,17 @@ func (s *sender) stream(w io.Writer, paths []string) error {
 // goes to failed.
 func (s *sender) one(tw *tar.Writer, p string) error {
 	n := s.tree[p]
-	name := s.prefix + p
+	name := p
+	if to, ok := s.rename[p]; ok {
+		name = to
+	}
 	switch n.Kind {
 	case Dir:
 		s.note(p, n)
-		return tw.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: strings.TrimSuffix(name, "/") + "/", Mode: int64(n.Mode | 0o700)})
+		return tw.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: name + "/", Mode: int64(n.Mode | 0o700), ModTime: unixNano(n.Stamp.MTime)})
 	case Symlink:
 		s.note(p, n)
-		return tw.WriteHeader(&tar.Header{Typeflag: tar.TypeSymlink, Name: name, Linkname: n.Target, Mode: 0o777})
+		return tw.WriteHeader(&tar.Header{Typeflag: tar.TypeSymlink, Name: name, Linkname: n.Target, Mode: 0o777, ModTime: unixNano(n.Stamp.MTime)})
 	}
 	if n.Stamp.Size <= smallFile {
 		return s.small(tw, p, name, n)

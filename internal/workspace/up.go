@@ -107,12 +107,23 @@ func (u *uploader) remove(ctx context.Context, s *session, pl *plan) error {
 	if len(pl.remove) == 0 {
 		return nil
 	}
-	_, failed, err := s.Guest.Remove(ctx, s.remote, pl.remove, false)
-	if err != nil {
-		return guestFault(err, "files cannot be removed from %q in the guest", s.remote)
+	for rest := pl.remove; len(rest) > 0; {
+		chunk := rest[:min(len(rest), removeChunk)]
+		rest = rest[len(chunk):]
+		_, failed, err := s.Guest.Remove(ctx, s.remote, chunk, false)
+		if err != nil {
+			return guestFault(err, "files cannot be removed from %q in the guest", s.remote)
+		}
+		u.removed(s, pl, chunk, reasonsOf(failed, chunk))
 	}
-	left := reasonsOf(failed, pl.remove)
-	for _, p := range pl.remove {
+	return nil
+}
+
+// removeChunk is how many paths one call removes.
+const removeChunk = 5000
+
+func (u *uploader) removed(s *session, pl *plan, paths []string, left map[string]string) {
+	for _, p := range paths {
 		isDir := s.anc[p] != nil && s.anc[p].Kind == Dir
 		why, bad := left[p]
 		switch {
@@ -126,7 +137,6 @@ func (u *uploader) remove(ctx context.Context, s *session, pl *plan) error {
 			delete(s.anc, p)
 		}
 	}
-	return nil
 }
 
 // reasonsOf finds the reasons that a guest gave for paths, as "path" or
