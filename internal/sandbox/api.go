@@ -350,9 +350,11 @@ type Refusal struct {
 
 // Conflict is a path that changed on both sides since the last sync.
 type Conflict struct {
-	Path  string `json:"path"`
-	Host  string `json:"host"`  // created, modified or deleted
-	Guest string `json:"guest"` // created, modified or deleted
+	Path       string `json:"path"`
+	Reason     string `json:"reason"`
+	Host       string `json:"host"`  // changed, created, deleted or unchanged
+	Guest      string `json:"guest"` // changed, created, deleted or unchanged
+	Resolution string `json:"resolution,omitempty"`
 }
 
 // SyncToInstanceRequest is sync_workspace_to_instance.
@@ -374,8 +376,10 @@ type SyncToInstanceResult struct {
 	FilesUnchanged int        `json:"files_unchanged"`
 	FilesDeleted   int        `json:"files_deleted"`
 	Conflicts      []Conflict `json:"conflicts"`
+	GuestChanged   []string   `json:"guest_changed"` // changed in the guest only, and kept there
 	Skipped        []Refusal  `json:"skipped"`
-	Status         string     `json:"status"`
+	Notes          []string   `json:"notes"`
+	Status         string     `json:"status"` // ok, conflicts, partial
 }
 
 // SyncFromInstanceRequest is sync_instance_to_workspace.
@@ -397,6 +401,7 @@ type SyncFromInstanceResult struct {
 	Deleted    []string   `json:"deleted"`
 	Conflicts  []Conflict `json:"conflicts"`
 	Refused    []Refusal  `json:"refused"`
+	Failed     []Refusal  `json:"failed"`
 	DryRun     bool       `json:"dry_run"`
 	Status     string     `json:"status"`
 }

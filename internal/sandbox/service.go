@@ -162,6 +162,11 @@ func (s *Service) selectBackend(ctx context.Context) (Selected, error) {
 // supervisor's records and the sync manifests.
 func (s *Service) instanceDir(name string) string { return filepath.Join(s.instDir, name) }
 
+// manifestDir is where an instance's sync manifests are.
+func (s *Service) manifestDir(l store.Lease) string {
+	return filepath.Join(s.instanceDir(l.BackendInstanceName), "sync")
+}
+
 // detached is a context for work that must be finished although its caller
 // went away; it ends after d.
 func detached(ctx context.Context, d time.Duration) (context.Context, context.CancelFunc) {

@@ -7,6 +7,14 @@ import (
 	"unicode/utf8"
 )
 
+// counted is "3 of 10 files" or "3 files" where the total is not known.
+func counted(done, total int64, unit string) string {
+	if total > 0 {
+		return fmt.Sprintf("%d of %d %s", done, total, unit)
+	}
+	return fmt.Sprintf("%d %s", done, unit)
+}
+
 // clip keeps the head and the tail of a stream within a bound, whatever
 // passes through it. It is for one goroutine.
 type clip struct {
@@ -15,14 +23,14 @@ type clip struct {
 	tail  []byte // a ring once full
 	next  int
 	total int64
-	gap   int64 // bytes that the guest's spool had lost already
+	gap   bool // the guest's spool had lost bytes: the head is complete
 }
 
 func newClip(limit int) *clip { return &clip{limit: limit} }
 
 func (c *clip) write(p []byte) {
 	c.total += int64(len(p))
-	if room := c.limit/2 - len(c.head); room > 0 {
+	if room := c.limit/2 - len(c.head); room > 0 && !c.gap {
 		n := min(room, len(p))
 		c.head = append(c.head, p[:n]...)
 		p = p[n:]
@@ -49,8 +57,7 @@ func (c *clip) write(p []byte) {
 // belongs to the tail.
 func (c *clip) lost(n int64) {
 	c.total += n
-	c.gap += n
-	c.limit = len(c.head) + (c.limit - c.limit/2) // the head is complete
+	c.gap = true
 }
 
 // text returns what was kept as valid UTF-8, with a line that says how much is

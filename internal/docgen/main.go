@@ -1,0 +1,99 @@
+// Command docgen writes the reference pages that are made from code:
+// docs/TOOLS.md from the registered schemas, docs/CONFIG.md from the tables
+// that validate the configuration and read the environment.
+//
+//	go run ./internal/docgen
+//
+// A test compares the pages with the code.
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"sandboxforge/internal/config"
+	"sandboxforge/internal/fault"
+	"sandboxforge/internal/mcpserver"
+)
+
+func main() {
+	root := "."
+	if len(os.Args) > 1 {
+		root = os.Args[1]
+	}
+	for name, text := range pages() {
+		if err := os.WriteFile(filepath.Join(root, "docs", name), []byte(text), 0o644); err != nil {
+			fmt.Fprintln(os.Stderr, "docgen:", err)
+			os.Exit(1)
+		}
+	}
+}
+
+func pages() map[string]string {
+	return map[string]string{"TOOLS.md": tools(), "CONFIG.md": configuration()}
+}
+
+const generated = "<!-- Made by `go run ./internal/docgen`; do not edit. -->\n"
+
+func tools() string {
+	var b strings.Builder
+	b.WriteString(generated + `# Tools
+
+` + "`?`" + ` marks what is optional. Times are ISO-8601 in UTC. Results are structured content
+plus a short text. A failed call has isError true and, as text and under _meta, the JSON
+{error_code, message, details}; details always has probable_cause and next_steps.
+`)
+	b.WriteString(mcpserver.Describe())
+	b.WriteString("\n## Error codes\n\n")
+	for _, c := range fault.Codes() {
+		fmt.Fprintf(&b, "- `%s`\n", c)
+	}
+	return b.String()
+}
+
+func configuration() string {
+	var b strings.Builder
+	b.WriteString(generated + `# Configuration
+
+## Files
+
+Later wins; tables merge, lists and scalars replace: built-in defaults,
+` + "`~/.config/{lima-mcp,orbitforge-mcp,sandboxforge-mcp}/config.toml`" + ` (the operator's; XDG_CONFIG_HOME is honoured),
+` + "`<workspace>/.lima-mcp.toml`, `.orbitforge.toml`, `.sandboxforge.toml`" + `, and the request's ` + "`overrides`" + `.
+The first two names of each are the earlier version's and still work; a diagnostic says what to rename.
+
+A workspace's file and a request's overrides are untrusted: keys marked **(op)** can only be set in the operator's
+files. Unknown keys and wrong types are errors, all of them at once, with file, line, column and allowed values.
+` + "`validate_workspace_config`" + ` shows the whole resolved tree.
+
+## Keys
+
+| key | allowed | default | meaning |
+|---|---|---|---|
+`)
+	for _, k := range config.Schema() {
+		name := "`" + k.Path + "`"
+		if k.Operator {
+			name += " **(op)**"
+		}
+		if k.Only != "" {
+			name += " (" + k.Only + ")"
+		}
+		def := "absent"
+		if k.Default != nil {
+			def = fmt.Sprintf("`%v`", k.Default)
+		}
+		fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", name, cell(k.Allowed), cell(def), cell(k.Doc))
+	}
+	b.WriteString("\n## Environment\n\nA bad value is an error at start that names the variable, the value and what is allowed.\n\n| name | default | meaning |\n|---|---|---|\n")
+	for _, v := range config.EnvVars() {
+		fmt.Fprintf(&b, "| `%s` | %s | %s |\n", v.Name, cell(v.Default), cell(v.Doc))
+	}
+	return b.String()
+}
+
+func cell(s string) string {
+	return strings.NewReplacer("|", "\\|", "\n", " ").Replace(s)
+}
