@@ -26,7 +26,9 @@ var maskedUnits = []string{
 	"systemd-random-seed.service", "systemd-journal-flush.service", "systemd-hibernate-clear.service",
 	"systemd-tpm2-setup.service", "systemd-tpm2-setup-early.service", "systemd-pcrmachine.service",
 	"systemd-pcrphase.service", "systemd-pcrphase-sysinit.service", "systemd-update-utmp.service",
-	"apparmor.service", "e2scrub_reap.service",
+	"apparmor.service",
+	// /tmp is on disk: memory is scarcer.
+	"tmp.mount",
 }
 
 // unneededWants are links that would make systemd load and order units that
@@ -37,8 +39,13 @@ var unneededWants = []string{
 	"usr/lib/systemd/system/getty.target.wants",
 	"usr/lib/systemd/system/timers.target.wants",
 	"usr/lib/systemd/system/initrd.target.wants",
-	"usr/lib/systemd/system/local-fs.target.wants/run-lock.mount",
+	"usr/lib/systemd/system/local-fs.target.wants",
+	// Each generator is a process, and would make units for things that are not here.
+	"usr/lib/systemd/system-generators/*",
+	"usr/lib/systemd/system-environment-generators/*",
 	"usr/lib/systemd/system/sysinit.target.wants",
+	// dockerd asks the bus for firewalld; without a socket it need not start.
+	"usr/lib/systemd/system/sockets.target.wants/dbus.socket",
 	"usr/lib/systemd/system/sockets.target.wants/systemd-creds.socket",
 	"usr/lib/systemd/system/sockets.target.wants/systemd-hostnamed.socket",
 	"usr/lib/systemd/system/sockets.target.wants/systemd-initctl.socket",
@@ -58,7 +65,7 @@ var unneededWants = []string{
 // one modprobe at a time, if they are not there.
 var dockerModules = []string{
 	"overlay", "bridge", "br_netfilter", "veth",
-	"nf_conntrack", "nf_nat", "nf_tables", "nft_compat", "nft_chain_nat",
+	"ip_tables", "iptable_filter", "iptable_nat", "nf_conntrack", "nf_nat",
 	"xt_conntrack", "xt_addrtype", "xt_MASQUERADE", "xt_nat", "xt_tcpudp", "xt_comment", "xt_mark",
-	"ip_tables", "iptable_filter", "iptable_nat", "nf_conntrack_netlink", "xfrm_user",
+	"nf_conntrack_netlink", "xfrm_user",
 }
