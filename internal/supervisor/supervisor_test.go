@@ -134,7 +134,9 @@ func TestLife(t *testing.T) {
 	if !strings.Contains(trace(t, o), "power off\nend stopped\n") {
 		t.Error("the guest was not asked to power off before it was stopped")
 	}
+	stopped := time.Now()
 	awaitEnd(t, o)
+	t.Logf("the process left %v after Stop", time.Since(stopped))
 	if _, err := c.Status(ctx); !errors.Is(err, ErrNotRunning) {
 		t.Errorf("status of what has ended: %v", err)
 	}
