@@ -83,7 +83,10 @@ func supervise(self string, say func(string, ...any)) int {
 	}
 	started := time.Now()
 	child := start()
-	restart := make(<-chan time.Time)
+	var restart <-chan time.Time
+	if child == 0 {
+		restart = time.After(time.Second)
+	}
 	for {
 		select {
 		case <-restart:

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"hash/crc32"
 	"io"
+	"sync"
 )
 
 // version is the framing version that HELLO and its echo carry.
@@ -22,7 +23,9 @@ const (
 // (which ends in zeros) and end in a payload.
 var magic = []byte{0xf5, 'S', 'B', 'X', 'l', 'n', 'k', 0xa7}
 
-var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+// castagnoli is made on first use: it takes milliseconds, and every shim of the
+// agent's executable would pay for it.
+var castagnoli = sync.OnceValue(func() *crc32.Table { return crc32.MakeTable(crc32.Castagnoli) })
 
 type frameType byte
 
@@ -59,8 +62,8 @@ func appendFrame(dst []byte, f frame) []byte {
 	dst = binary.LittleEndian.AppendUint32(dst, uint32(len(f.payload)))
 	dst = binary.LittleEndian.AppendUint64(dst, f.session)
 	dst = binary.LittleEndian.AppendUint32(dst, f.seq)
-	crc := crc32.Update(0, castagnoli, dst[base+8:base+25])
-	crc = crc32.Update(crc, castagnoli, f.payload)
+	crc := crc32.Update(0, castagnoli(), dst[base+8:base+25])
+	crc = crc32.Update(crc, castagnoli(), f.payload)
 	dst = binary.LittleEndian.AppendUint32(dst, crc)
 	dst = append(dst, 0, 0, 0)
 	return append(dst, f.payload...)
@@ -184,8 +187,8 @@ func (d *decoder) fill() error {
 
 // parse checks a whole frame.
 func parse(b []byte) (frame, bool) {
-	crc := crc32.Update(0, castagnoli, b[8:25])
-	crc = crc32.Update(crc, castagnoli, b[headerSize:])
+	crc := crc32.Update(0, castagnoli(), b[8:25])
+	crc = crc32.Update(crc, castagnoli(), b[headerSize:])
 	if crc != binary.LittleEndian.Uint32(b[25:]) {
 		return frame{}, false
 	}

@@ -191,7 +191,8 @@ func (s *shim) prepare() error {
 			unix.Write(p[1], []byte{0}) //nolint:errcheck // full is as good
 		}
 	}()
-	signal.Ignore(unix.SIGHUP, unix.SIGINT, unix.SIGPIPE)
+	// Not ignored, which the process would inherit: caught and dropped.
+	signal.Notify(make(chan os.Signal, 1), unix.SIGHUP, unix.SIGINT, unix.SIGPIPE)
 	// Orphans of the process stay below the shim: they can be found where
 	// there is no cgroup.
 	unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) //nolint:errcheck // a refinement

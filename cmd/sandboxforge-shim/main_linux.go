@@ -1,0 +1,9 @@
+package main
+
+import (
+	"os"
+
+	"sandboxforge/internal/agent/shim"
+)
+
+func main() { os.Exit(shim.Main()) }
