@@ -155,7 +155,7 @@ func (b *builder) publish(ctx context.Context, made *made, digest string) (*Imag
 			return nil, err
 		}
 		var err error
-		if *a.to, err = artifactOf(ctx, path); err != nil {
+		if *a.to, err = artifactOf(ctx, path, a.file == rootFile); err != nil {
 			return nil, err
 		}
 	}
