@@ -15,7 +15,7 @@ import (
 const maxName = 255
 
 var (
-	windowsDevice = regexp.MustCompile(`(?i)^(con|prn|aux|nul|conin\$|conout\$|com[0-9¹²³]|lpt[0-9¹²³])(\..*)?$`)
+	windowsDevice = regexp.MustCompile(`(?i)^(con|prn|aux|nul|conin\$|conout\$|com[0-9¹²³]|lpt[0-9¹²³]) *(\..*)?$`)
 	windowsShort  = regexp.MustCompile(`(?i)^[^~]{1,6}~[0-9]{1,6}(\.[^.]{0,3})?$`)
 )
 

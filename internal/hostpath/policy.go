@@ -78,7 +78,7 @@ func (p Policy) Resolve(path string) (Location, error) {
 
 	real, err := realPath(path)
 	if err != nil {
-		return Location{}, deny("the path cannot be resolved: %v", errors.Unwrap(err)).(*fault.Error).Because("%v", err)
+		return Location{}, deny("the path %q cannot be resolved", path).(*fault.Error).Because("%v", err)
 	}
 	for _, root := range p.roots() {
 		resolved, err := filepath.EvalSymlinks(root)
@@ -89,15 +89,18 @@ func (p Policy) Resolve(path string) (Location, error) {
 		if err != nil || !info.IsDir() {
 			continue
 		}
-		if _, inside := below(info, real); !inside {
-			continue
-		}
+		// The path as it is written must enter the root and then lead to where
+		// it really leads, so that no link below the root has a part in it.
 		rel, lexical := below(info, path)
-		if !lexical {
-			return Location{}, deny("the path leads through a symbolic link").(*fault.Error).
-				Next("use the real path %q", real)
+		realRel, inside := below(info, real)
+		switch {
+		case lexical && inside && Fold(rel) == Fold(realRel):
+			return Location{Root: resolved, Rel: rel}, nil
+		case inside:
+			return Location{}, deny("the path %q leads through a symbolic link", path).(*fault.Error).Next("use the real path %q", real)
+		case lexical:
+			return Location{}, deny("the path %q leads through a symbolic link to %q", path, real)
 		}
-		return Location{Root: resolved, Rel: rel}, nil
 	}
 	if real != path {
 		return Location{}, deny("the path %q leads to %q, which is outside of what this call may use", path, real)
