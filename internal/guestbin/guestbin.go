@@ -1,5 +1,5 @@
-// Package guestbin holds the executables that go into a guest: the agent and
-// the initrd's init, for every guest architecture, gzipped and embedded.
+// Package guestbin holds the executables that go into a guest: the agent, its
+// process shim and the initrd's init, for every guest architecture, gzipped and embedded.
 //
 // They are made by `go run ./internal/guestbin/gen` (part of `make build`)
 // before the host's binaries are compiled; a host binary that was compiled
@@ -32,6 +32,7 @@ var files embed.FS
 // Names of the executables.
 const (
 	AgentName = "agent"
+	ShimName  = "shim"
 	InitName  = "init"
 )
 
@@ -43,6 +44,10 @@ func FileName(name, arch string) string { return name + "-linux-" + arch + ".gz"
 
 // Agent returns the guest agent's executable.
 func Agent(arch string) ([]byte, error) { return load(files, AgentName, arch) }
+
+// Shim returns the executable that is the parent of each process that the agent
+// starts.
+func Shim(arch string) ([]byte, error) { return load(files, ShimName, arch) }
 
 // Init returns the executable that is /init of the initrd.
 func Init(arch string) ([]byte, error) { return load(files, InitName, arch) }

@@ -178,6 +178,7 @@ func (c *composer) finish(layers []file) (*composed, error) {
 	}
 	layers = append(layers,
 		file{Path: "usr/lib/sandboxforge/agent", Mode: 0o755, Content: c.recipe.Agent},
+		file{Path: "usr/lib/sandboxforge/shim", Mode: 0o755, Content: c.recipe.Shim},
 		// Empty, not missing: systemd takes a missing one for a first boot.
 		file{Path: "etc/machine-id", Mode: 0o444},
 		// Newer than /usr, or systemd takes the image for freshly updated.

@@ -48,8 +48,8 @@ type Manifest struct {
 
 // Artifact is one file of an image.
 type Artifact struct {
-	File   string `json:"file"`
-	Size   int64  `json:"size"` // in bytes, holes included
+	File string `json:"file"`
+	Size int64  `json:"size"` // in bytes, holes included
 	// Digest is "sha256:" and the hex sha256 of the file; or "blocks:" and that
 	// of its blocks of 64 KiB that are not all zero, each after its offset in
 	// eight bytes, big endian, which does not depend on where the file has holes.

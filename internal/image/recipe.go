@@ -56,8 +56,8 @@ type Recipe struct {
 	// Cmdline is the kernel command line that the image wants.
 	Cmdline []string
 
-	// Agent and Init are the guest executables.
-	Agent, Init []byte `json:"-"`
+	// Agent, Shim and Init are the guest executables.
+	Agent, Shim, Init []byte `json:"-"`
 }
 
 // Recipe names.
@@ -92,6 +92,9 @@ func withGuest(r Recipe) (Recipe, error) {
 	if r.Agent, err = guestbin.Agent(r.Arch); err != nil {
 		return r, err
 	}
+	if r.Shim, err = guestbin.Shim(r.Arch); err != nil {
+		return r, err
+	}
 	r.Init, err = guestbin.Init(r.Arch)
 	return r, err
 }
@@ -113,12 +116,12 @@ func (r Recipe) Digest() (string, error) {
 		return "", err
 	}
 	return digestOf(struct {
-		Format      int
-		Recipe      Recipe
-		Packages    string
-		Files       []file
-		Agent, Init string
-	}{imageFormat, r, r.PackagesDigest(), layers, guestbin.Digest(r.Agent), guestbin.Digest(r.Init)}), nil
+		Format            int
+		Recipe            Recipe
+		Packages          string
+		Files             []file
+		Agent, Shim, Init string
+	}{imageFormat, r, r.PackagesDigest(), layers, guestbin.Digest(r.Agent), guestbin.Digest(r.Shim), guestbin.Digest(r.Init)}), nil
 }
 
 // digestOf hashes a value's JSON, in which struct fields keep their order and

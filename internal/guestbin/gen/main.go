@@ -25,6 +25,7 @@ import (
 // sources are the packages to build, by the name that guestbin gives them.
 var sources = []struct{ name, pkg string }{
 	{guestbin.AgentName, "./cmd/sandboxforge-agent"},
+	{guestbin.ShimName, "./cmd/sandboxforge-shim"},
 	{guestbin.InitName, "./cmd/sandboxforge-init"},
 }
 
