@@ -42,7 +42,10 @@ var noOpenat2 atomic.Bool
 // open opens a clean relative name beneath the tree. A symlink anywhere in it,
 // its last component included, is ELOOP.
 func (t *dirTree) open(rel string, flags int, mode uint32) (int, error) {
-	flags |= unix.O_CLOEXEC | unix.O_NOFOLLOW | unix.O_NOCTTY
+	flags |= unix.O_CLOEXEC | unix.O_NOFOLLOW
+	if flags&unix.O_PATH == 0 {
+		flags |= unix.O_NOCTTY // openat2 refuses it together with O_PATH
+	}
 	if !noOpenat2.Load() {
 		how := unix.OpenHow{
 			Flags: uint64(flags), Mode: uint64(mode),
