@@ -112,9 +112,21 @@ func receiveSome(ctx context.Context, g Guest, root string, files []string, anno
 			failed = append(failed, Problem{p, f.reason})
 		}
 	}
+	if len(left) == 0 {
+		return failed, nil
+	}
+	io.Copy(io.Discard, &ctxReader{ctx, io.LimitReader(stream, bound)}) //nolint:errcheck // only for the reasons that follow
+	var said map[string]string
+	if s, ok := stream.(interface{ Skipped() []string }); ok {
+		said = reasonsOf(s.Skipped(), files)
+	}
 	for _, p := range files {
 		if left[p] {
-			failed = append(failed, Problem{p, "the guest did not send it"})
+			why := "the guest did not send it"
+			if said[p] != "" {
+				why += ": " + said[p]
+			}
+			failed = append(failed, Problem{p, why})
 		}
 	}
 	return failed, nil
