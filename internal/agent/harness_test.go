@@ -229,3 +229,12 @@ func diskUsage(t testing.TB, path string) int64 {
 	}
 	return st.Blocks * 512
 }
+
+// reboot replaces the agent by a new one on the same directories.
+func (w *world) reboot() {
+	w.link.Pause()
+	w.shutdown()
+	w.ctx, w.stop = context.WithCancel(context.Background())
+	w.boot()
+	w.link.Resume()
+}
