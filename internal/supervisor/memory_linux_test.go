@@ -35,6 +35,9 @@ func memory(t testing.TB, pid int, field string) int {
 // A supervisor idles for most of its life and there is one for each VM: after
 // a burst its memory goes back to the host.
 func TestIdleMemory(t *testing.T) {
+	if raceEnabled {
+		t.Skip("measures the race detector")
+	}
 	const bound = 25 << 10 // KiB
 	c := launch(t, testOptions(t, &fakeBackend{}))
 	pid := c.Hello().PID

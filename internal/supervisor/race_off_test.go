@@ -1,0 +1,5 @@
+//go:build !race && unix
+
+package supervisor
+
+const raceEnabled = false
