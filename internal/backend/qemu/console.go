@@ -58,7 +58,6 @@ type console struct {
 	file    *os.File
 	size    int64
 	lastAt  time.Time
-	seen    bool   // anything at all
 	trouble string // the first line that told of trouble
 	stalls  int
 	stalled bool // the current line was counted as a stall
@@ -96,7 +95,7 @@ func (c *console) take(p []byte) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.lastAt, c.seen = time.Now(), true
+	c.lastAt = time.Now()
 	c.tail = append(c.tail, p...)
 	if len(c.tail) > 2*consoleMemory {
 		c.tail = append(c.tail[:0], c.tail[len(c.tail)-consoleMemory:]...)
@@ -180,11 +179,11 @@ func (c *console) sign() string {
 	return c.trouble
 }
 
-// silentFor is how long nothing has come, at least since the console was made.
-func (c *console) silentFor() time.Duration {
+// lastOutput is when something came last, or when the console was made.
+func (c *console) lastOutput() time.Time {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return time.Since(c.lastAt)
+	return c.lastAt
 }
 
 // boundedLog is qemu.log: the beginning of what QEMU prints in a file, and the

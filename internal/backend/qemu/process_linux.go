@@ -1,6 +1,7 @@
 package qemu
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -88,20 +89,46 @@ func (p *process) kill() {
 	}
 }
 
+// cpuTime is the processor time that the process has used; what can't be read
+// counts as none.
+func (p *process) cpuTime() time.Duration {
+	f, err := statFields(p.pid())
+	if err != nil {
+		return 0
+	}
+	user, err1 := strconv.ParseUint(f[11], 10, 64)
+	system, err2 := strconv.ParseUint(f[12], 10, 64)
+	if err1 != nil || err2 != nil {
+		return 0
+	}
+	return time.Duration(user+system) * (time.Second / ticksPerSecond)
+}
+
+// ticksPerSecond is the unit of /proc: 100 on every Linux that this runs on.
+const ticksPerSecond = 100
+
 // startTicks is when a process started, in the kernel's ticks since boot; with
 // the pid it identifies a process for good.
 func startTicks(pid int) (uint64, error) {
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	f, err := statFields(pid)
 	if err != nil {
 		return 0, err
 	}
-	// The second field is a name in parentheses that may contain anything.
-	_, rest, ok := strings.Cut(string(b[strings.LastIndexByte(string(b), ')')+1:]), " ")
-	fields := strings.Fields(rest)
-	if !ok || len(fields) < 20 {
-		return 0, fmt.Errorf("/proc/%d/stat is malformed", pid)
+	return strconv.ParseUint(f[19], 10, 64)
+}
+
+// statFields are the fields of /proc/PID/stat from the third on, 20 at least.
+func statFields(pid int) ([]string, error) {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return nil, err
 	}
-	return strconv.ParseUint(fields[19], 10, 64)
+	// The second field is a name in parentheses that may contain anything.
+	f := strings.Fields(string(b[bytes.LastIndexByte(b, ')')+1:]))
+	if len(f) < 20 {
+		return nil, fmt.Errorf("/proc/%d/stat is malformed", pid)
+	}
+	return f, nil
 }
 
 // hasOpen reports whether a process has the given file open.

@@ -225,11 +225,15 @@ func (v *vm) Info() backend.Info {
 // Console implements backend.Machine. At most the newest 64 KiB are kept.
 func (v *vm) Console(max int) []byte { return v.run.console.newest(max) }
 
-// How long a guest that boots may print nothing before it counts as hung. A
-// good boot is quiet, and slow on a busy host.
+// A guest that boots may print nothing for long: a good boot is quiet, and slow
+// on a busy host. So it counts as hung only when it has used the processor for
+// this long without a word, which tells one that spins from one that starves;
+// or has been silent for a multiple of it, which is all there is to see of one
+// that sleeps.
 const (
-	kvmSilence = 30 * time.Second
-	tcgSilence = 90 * time.Second
+	kvmSilence    = 30 * time.Second
+	tcgSilence    = 60 * time.Second
+	sleepMultiple = 4
 )
 
 // WatchBoot implements backend.BootWatcher.
@@ -238,30 +242,35 @@ func (v *vm) WatchBoot(ctx context.Context) error {
 	if v.info.Accelerator == "kvm" {
 		limit = v.b.limits.kvmSilence
 	}
-	failed := func(detail string) error {
+	failed := func(format string, a ...any) error {
+		detail := fmt.Sprintf(format, a...)
 		return fault.Wrap(fmt.Errorf("%w: %s", backend.ErrBootFailed, detail), fault.RuntimeNotReady, "the VM %s does not come up", v.name).
 			Because("%s", detail).Next("try again: emulated boots fail now and then")
 	}
+	spoke := v.run.console.lastOutput()
+	used := v.run.process.cpuTime()
+	look := time.NewTicker(min(time.Second, max(limit/5, time.Millisecond)))
+	defer look.Stop()
 	for {
-		silence := time.NewTimer(limit - v.run.console.silentFor())
 		select {
 		case <-ctx.Done():
-			silence.Stop()
 			return nil
 		case <-v.done:
-			silence.Stop()
-			detail := "the VM ended: " + v.exit.Reason
-			if v.exit.Detail != "" {
-				detail += ", " + v.exit.Detail
+			if v.exit.Detail == "" {
+				return failed("the VM ended: %s", v.exit.Reason)
 			}
-			return failed(detail)
+			return failed("the VM ended: %s, %s", v.exit.Reason, v.exit.Detail)
 		case <-v.run.console.failed:
-			silence.Stop()
-			return failed("the console shows: " + v.run.console.sign())
-		case <-silence.C:
-			if v.run.console.silentFor() >= limit {
-				return failed(fmt.Sprintf("the console was silent for %s", limit))
-			}
+			return failed("the console shows: %s", v.run.console.sign())
+		case <-look.C:
+		}
+		if at := v.run.console.lastOutput(); at != spoke {
+			spoke, used = at, v.run.process.cpuTime()
+			continue
+		}
+		silent, busy := time.Since(spoke), v.run.process.cpuTime()-used
+		if silent >= limit && busy >= limit || silent >= sleepMultiple*limit {
+			return failed("the console was silent for %.0f s, of which the guest used the processor %.0f s", silent.Seconds(), busy.Seconds())
 		}
 	}
 }
