@@ -221,8 +221,8 @@ func (u *unpacker) refuse(rel string, err error) error {
 	switch {
 	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT), errors.Is(err, unix.EIO), errors.Is(err, unix.EMFILE):
 		return fileError(fmt.Errorf("%s: %w", rel, err))
-	case errors.Is(err, unix.ELOOP):
-		u.skip(rel, "a symlink is in its path")
+	case errors.Is(err, unix.ELOOP), errors.Is(err, unix.ENOTDIR):
+		u.skip(rel, "a symlink, or what is no directory, is in its path")
 	default:
 		u.skip(rel, "%s", errno(err))
 	}

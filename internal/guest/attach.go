@@ -34,6 +34,8 @@ func (c *Client) Attach(ctx context.Context, id string, from Offsets) (*Attachme
 		cancel()
 		return nil, fail(ctx, "attach", false, err)
 	}
+	// The transport does not look at ctx while it waits for more of a request.
+	context.AfterFunc(ctx, func() { stream.CloseRequest() }) //nolint:errcheck // cancelled
 	a := &Attachment{id: id, ctx: ctx, cancel: cancel, stream: stream, off: from}
 	err = a.send(&guestv1.AttachRequest{Event: &guestv1.AttachRequest_Open{Open: &guestv1.AttachOpen{
 		Id: id, StdoutOffset: from.Stdout, StderrOffset: from.Stderr,

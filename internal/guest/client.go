@@ -49,7 +49,14 @@ func NewClient(rt http.RoundTripper) *Client {
 
 type doer struct{ rt http.RoundTripper }
 
-func (d doer) Do(req *http.Request) (*http.Response, error) { return d.rt.RoundTrip(req) }
+func (d doer) Do(req *http.Request) (*http.Response, error) {
+	resp, err := d.rt.RoundTrip(req)
+	if err == nil && resp.StatusCode == http.StatusServiceUnavailable && resp.Header.Get(headerUnsent) != "" {
+		resp.Body.Close()
+		return nil, &unsentError{errors.New("the other end of the proxy has no link")}
+	}
+	return resp, err
+}
 
 // Ping is the answer to a ping.
 type Ping struct {

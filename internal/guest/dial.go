@@ -29,6 +29,8 @@ func (c *Client) DialContext(ctx context.Context, network, address string) (net.
 	stop := context.AfterFunc(ctx, cancel)
 	stream, err := c.dialer.Dial(sctx)
 	if err == nil {
+		// The transport does not look at ctx while it waits for more of a request.
+		context.AfterFunc(sctx, func() { stream.CloseRequest() }) //nolint:errcheck // cancelled
 		err = stream.Send(&guestv1.DialRequest{Event: &guestv1.DialRequest_Open{Open: &guestv1.DialOpen{Network: network, Address: address}}})
 	}
 	if err == nil || errors.Is(err, io.EOF) {

@@ -110,7 +110,7 @@ func fail(ctx context.Context, op string, changes bool, err error) error {
 			e.Kind = ErrUnavailable
 		}
 		if e.Kind == ErrUnavailable { //nolint:errorlint // our own sentinel
-			e.unknown = changes && !errors.Is(err, errUnsent) && ce.Meta().Get(headerUnsent) == ""
+			e.unknown = changes && !errors.Is(err, errUnsent)
 		}
 		return e
 	}
@@ -129,7 +129,7 @@ func fail(ctx context.Context, op string, changes bool, err error) error {
 		e.Kind = ErrTooLarge
 	case connect.CodeUnavailable:
 		e.Kind = ErrUnavailable
-		e.unknown = changes && ce.Meta().Get(headerUnsent) == ""
+		e.unknown = changes
 	case connect.CodeUnimplemented:
 		e.Kind = ErrUnimplemented
 	case connect.CodeDeadlineExceeded:
