@@ -3,7 +3,12 @@ package qemu
 import (
 	"context"
 	"io"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
 
+	"sandboxforge/internal/backend"
 	"sandboxforge/internal/guest"
 )
 
@@ -16,4 +21,99 @@ func waitAgent(ctx context.Context, stream io.ReadWriteCloser) (string, error) {
 	defer c.Close()
 	p, err := c.Client().Ping(ctx)
 	return p.BootID, err
+}
+
+// bootVM starts a created VM, again when an emulated boot fails, and returns a
+// client of its agent.
+func bootVM(t *testing.T, b *Backend, name string) (*vm, *guest.Client) {
+	t.Helper()
+	for attempt := 1; ; attempt++ {
+		ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
+		m, err := b.Start(ctx, name, backend.StartOptions{Cautious: attempt == 3})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { m.Stop(context.Background(), 0) })
+		stream, err := m.DialAgent(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		connected := make(chan *guest.Conn, 1)
+		go func() {
+			defer cancel()
+			c, err := guest.Connect(ctx, stream)
+			if err != nil {
+				t.Log(err)
+			}
+			connected <- c
+		}()
+		failure := m.(backend.BootWatcher).WatchBoot(ctx)
+		cancel()
+		if c := <-connected; c != nil {
+			t.Cleanup(func() { c.Close() })
+			return m.(*vm), c.Client()
+		}
+		if attempt == 3 {
+			t.Fatalf("no agent: %v\n%s", failure, m.Console(3000))
+		}
+		t.Logf("attempt %d: %v", attempt, failure)
+		m.Stop(context.Background(), 0)
+	}
+}
+
+func ended(t *testing.T, v *vm, reason string) {
+	t.Helper()
+	select {
+	case <-v.Done():
+	case <-time.After(2 * time.Minute):
+		t.Fatalf("the VM did not end\n%s", v.Console(2000))
+	}
+	if e := v.Exit(); e.Reason != reason {
+		t.Errorf("exit %+v, want %q", e, reason)
+	}
+}
+
+// What a guest flushed is on its disk after QEMU was killed, and the ways in
+// which a guest ends by itself are told apart.
+func TestGuestEndsAndItsDiskStays(t *testing.T) {
+	b, _ := newBackend(t)
+	if err := b.Create(t.Context(), spec("vm-1")); err != nil {
+		t.Fatal(err)
+	}
+	run := func(c *guest.Client, command string) string {
+		t.Helper()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		var out strings.Builder
+		p, err := c.Run(ctx, guest.NewID("test"), guest.Spec{Command: command, User: "root"}, func(o guest.Output) { out.Write(o.Data) })
+		if err != nil || p.ExitCode != 0 {
+			t.Fatalf("%s: %+v, %v: %s", command, p, err, out.String())
+		}
+		return strings.TrimSpace(out.String())
+	}
+	v, c := bootVM(t, b, "vm-1")
+	run(c, "echo kept > /var/mark && sync")
+	t.Logf("kill -9 %d, host boot %s", v.info.PID, hostBootID())
+	if err := syscall.Kill(v.info.PID, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	ended(t, v, backend.ExitHypervisorDied)
+
+	v, c = bootVM(t, b, "vm-1")
+	if got := run(c, "cat /var/mark"); got != "kept" {
+		t.Errorf("after the kill the file holds %q", got)
+	}
+	if got := run(c, "cat /proc/sys/kernel/hostname"); got != "vm-1" {
+		t.Errorf("host name %q", got)
+	}
+	if err := c.Reboot(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	ended(t, v, backend.ExitGuestReset)
+
+	v, c = bootVM(t, b, "vm-1")
+	if err := c.PowerOff(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	ended(t, v, backend.ExitGuestOff)
 }
