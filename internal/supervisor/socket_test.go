@@ -201,12 +201,12 @@ func TestLogIsBounded(t *testing.T) {
 
 func TestPrintable(t *testing.T) {
 	for in, want := range map[string]string{
-		"":                               "",
-		"plain":                          "plain",
-		"a\tb \x1b[1;31mred\x1b[0m\r":    "a b red",
-		"\x1b]0;title\x07x":              "]0;titlex",
-		"\xff\xfeok\u202e":               "ok",
-		strings.Repeat("ä", 15) + "\x00": strings.Repeat("ä", 10),
+		"":                                 "",
+		"plain":                            "plain",
+		"a\tb \x1b[1;31mred\x1b[0m\r":      "a b red",
+		"\x1b]0;title\x07x\x1b]104\x1b\\y": "xy",
+		"\xff\xfeok\u202e":                 "ok",
+		strings.Repeat("ä", 15) + "\x00":   strings.Repeat("ä", 10),
 	} {
 		if got := printable([]byte(in), 20); got != want {
 			t.Errorf("%q: %q, want %q", in, got, want)

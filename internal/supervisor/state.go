@@ -123,6 +123,14 @@ func printable(b []byte, limit int) string {
 			}
 			continue
 		}
+		if b[i] == 0x1b && i+1 < len(b) && b[i+1] == ']' { // ended by BEL or ESC \
+			for i += 2; i < len(b) && b[i] != 0x07 && b[i] != 0x1b; i++ {
+			}
+			if i+1 < len(b) && b[i] == 0x1b && b[i+1] == '\\' {
+				i++
+			}
+			continue
+		}
 		out.WriteByte(b[i])
 	}
 	s := strings.Map(func(r rune) rune {
