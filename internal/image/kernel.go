@@ -87,7 +87,7 @@ const maxKernel = 512 << 20
 func decompress(packed []byte) ([]byte, error) {
 	switch {
 	case bytes.HasPrefix(packed, []byte{0x28, 0xb5, 0x2f, 0xfd}):
-		z, err := zstd.NewReader(bytes.NewReader(packed), zstd.WithDecoderMaxWindow(maxKernel))
+		z, err := zstd.NewReader(bytes.NewReader(packed), zstd.WithDecoderMaxWindow(128<<20), zstd.WithDecoderConcurrency(1))
 		if err != nil {
 			return nil, err
 		}

@@ -52,7 +52,11 @@ func (p *packageProgress) line(s string) {
 	for _, ph := range phases {
 		if strings.HasPrefix(s, ph.prefix) {
 			p.advance(ph.at)
-			p.report(Progress{Stage: "packages", Message: strings.TrimPrefix(s, "I: "), Fraction: p.fraction * packagesShare})
+			message := strings.TrimPrefix(s, "I: ")
+			if strings.Contains(message, "customize-hook") { // the line quotes the whole script
+				message = "unpack kernel modules"
+			}
+			p.report(Progress{Stage: "packages", Message: message, Fraction: p.fraction * packagesShare})
 			return
 		}
 	}
