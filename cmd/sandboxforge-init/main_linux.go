@@ -60,6 +60,9 @@ func boot() error {
 	if err := linkPorts(); err != nil {
 		warn("link virtio ports: %v", err)
 	}
+	if err := makeNodes(); err != nil {
+		warn("make device nodes: %v", err)
+	}
 	if err := up(network{device: "lo"}); err != nil {
 		warn("%v", err)
 	}

@@ -131,6 +131,35 @@ func linkPorts() error {
 	return nil
 }
 
+// staticNodes are devices whose modules the kernel loads when they are first
+// opened; without udev nobody else would make their nodes.
+var staticNodes = []struct {
+	path         string
+	mode         uint32
+	major, minor uint32
+}{
+	{"/dev/fuse", 0o666, 10, 229},
+	{"/dev/net/tun", 0o666, 10, 200},
+	{"/dev/loop-control", 0o660, 10, 237},
+}
+
+func makeNodes() error {
+	var failed []error
+	for _, n := range staticNodes {
+		if err := os.MkdirAll(filepath.Dir(n.path), 0o755); err != nil {
+			return err
+		}
+		err := unix.Mknod(n.path, unix.S_IFCHR|n.mode, int(unix.Mkdev(n.major, n.minor)))
+		if err != nil && !errors.Is(err, unix.EEXIST) {
+			failed = append(failed, fmt.Errorf("%s: %w", n.path, err))
+			continue
+		}
+		// Whatever the umask, or the kernel's own node.
+		failed = append(failed, os.Chmod(n.path, os.FileMode(n.mode)))
+	}
+	return errors.Join(failed...)
+}
+
 // enter makes target the root directory, with the kernel's file systems in it.
 // The initrd's files are deleted first: nothing could reach them any more, and
 // they are memory.
