@@ -172,8 +172,6 @@ func clause(err error) string { return strings.TrimRight(err.Error(), ". \n") }
 // trial boots the image's kernel without a disk until the console shows want,
 // and kills it. The error says what was seen instead, as part of a sentence.
 func (b *Backend) trial(ctx context.Context, img Image, accel accelerator, want []byte, limit time.Duration) (time.Duration, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, limit, errTrialOver)
-	defer cancel()
 	bin, err := b.binary(img.Arch)
 	if err != nil {
 		return 0, err
@@ -182,6 +180,8 @@ func (b *Backend) trial(ctx context.Context, img Image, accel accelerator, want 
 	if err != nil {
 		return 0, err
 	}
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, errTrialOver)
+	defer cancel()
 	m := machine{
 		name: "accelerator-trial", arch: img.Arch, typ: typ, accel: accel, cpus: 1,
 		memory: memory{mib: 512}, kernel: img.Kernel, initrd: img.Initrd, cmdline: loudCmdline(img.Cmdline),
