@@ -56,7 +56,7 @@ func run(args []string) int {
 	cmd.SetOut(os.Stderr)
 	cmd.SetErr(os.Stderr)
 	cmd.SetHelpCommand(&cobra.Command{Hidden: true, Use: "no-help"})
-	cmd.SetVersionTemplate("")
+	cmd.SetVersionTemplate("{{/* printed below */}}")
 	cmd.SetHelpFunc(func(c *cobra.Command, _ []string) { fmt.Fprintf(os.Stderr, "%s\n\n%s", c.Long, c.UsageString()) })
 	if err := cmd.Execute(); err != nil {
 		fmt.Fprintf(os.Stderr, "sandboxforge-mcp-server: %v\n\n%s", err, cmd.UsageString())

@@ -8,7 +8,6 @@ import (
 	"os/signal"
 	"runtime"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 
@@ -72,15 +71,13 @@ func serveFake() int {
 type fake struct {
 	Service // the other methods are not called
 
-	mu      sync.Mutex
-	running map[string]int
 	ended   chan string // the cause of every blocked call's end
 	started chan string
 	gate    chan struct{}
 }
 
 func newFake() *fake {
-	return &fake{running: map[string]int{}, ended: make(chan string, 100), started: make(chan string, 100), gate: make(chan struct{})}
+	return &fake{ended: make(chan string, 100), started: make(chan string, 100), gate: make(chan struct{})}
 }
 
 func (f *fake) RunCommand(ctx context.Context, r sandbox.RunCommandRequest) (*sandbox.RunCommandResult, error) {

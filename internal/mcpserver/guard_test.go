@@ -25,12 +25,6 @@ func (l *lockedBuffer) Write(p []byte) (int, error) {
 	return l.b.Write(p)
 }
 
-func (l *lockedBuffer) lines() []string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return strings.Split(strings.TrimSpace(l.b.String()), "\n")
-}
-
 // throughGuard returns what the SDK would read and what the client is told.
 func throughGuard(t testing.TB, input string, tune func(*guard)) (passed, answers []string) {
 	t.Helper()

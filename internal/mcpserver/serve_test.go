@@ -254,18 +254,6 @@ func TestPortTaken(t *testing.T) {
 	}
 }
 
-func TestContainerCgroup(t *testing.T) {
-	for cgroups, want := range map[string]bool{
-		"0::/": false, "0::/user.slice/user-1000.slice/session-2.scope": false, "0::/system.slice/docker.service": false,
-		"12:cpuset:/docker/0123456789abcdef": true, "0::/kubepods.slice/kubepods-pod1.slice": true,
-		"0::/machine.slice/libpod-0123.scope": true, "0::/system.slice/docker-0123.scope": true, "1:name=systemd:/lxc/c1": true,
-	} {
-		if got := containerCgroup(cgroups) != ""; got != want {
-			t.Errorf("%q: %t", cgroups, got)
-		}
-	}
-}
-
 // A real process ends in order on SIGTERM although a call runs, a stream is
 // open and its stdio client waits.
 func TestTerminate(t *testing.T) {

@@ -52,7 +52,7 @@ func addContentTools(m *mcp.Server) {
 	add(m, "test_multiple_content_types", "Answers with text, an image and a resource", answer(contents(
 		&mcp.TextContent{Text: "Multiple content types test:"}, picture, embedded("test://mixed-content-resource", `{"test":"data","value":123}`))))
 	add(m, "test_error_handling", "Always fails", func(context.Context, *mcp.CallToolRequest) (*mcp.CallToolResult, error) {
-		return nil, errors.New("This tool intentionally returns an error for testing")
+		return nil, errors.New("this tool fails on purpose")
 	})
 	add(m, "test_tool_with_logging", "Sends three log messages", func(ctx context.Context, req *mcp.CallToolRequest) (*mcp.CallToolResult, error) {
 		for _, line := range []string{"Tool execution started", "Tool processing data", "Tool execution completed"} {
@@ -73,6 +73,9 @@ func addContentTools(m *mcp.Server) {
 			if err := req.Session.NotifyProgress(ctx, n); err != nil {
 				return nil, err
 			}
+			// The TypeScript client drops what arrives together with the
+			// result.
+			pause(ctx, 50*time.Millisecond)
 		}
 		return text("%v", token), nil
 	})
@@ -81,11 +84,7 @@ func addContentTools(m *mcp.Server) {
 		if req.Extra != nil && req.Extra.CloseSSEStream != nil {
 			req.Extra.CloseSSEStream(mcp.CloseSSEStreamArgs{RetryAfter: 20 * time.Millisecond})
 		}
-		// The client comes back meanwhile.
-		select {
-		case <-time.After(150 * time.Millisecond):
-		case <-ctx.Done():
-		}
+		pause(ctx, 150*time.Millisecond) // the client comes back meanwhile
 		return text("answered after the stream was closed"), nil
 	})
 	add(m, "test_missing_capability", "Needs the client's sampling capability", func(_ context.Context, req *mcp.CallToolRequest) (*mcp.CallToolResult, error) {
@@ -125,6 +124,13 @@ func addContentTools(m *mcp.Server) {
 			func(_ context.Context, req *mcp.CallToolRequest) (*mcp.CallToolResult, error) {
 				return text("called with %s", req.Params.Arguments), nil
 			})
+	}
+}
+
+func pause(ctx context.Context, d time.Duration) {
+	select {
+	case <-time.After(d):
+	case <-ctx.Done():
 	}
 }
 
