@@ -3,7 +3,6 @@ package agent_test
 import (
 	"archive/tar"
 	"bytes"
-	"context"
 	"crypto/sha256"
 	"errors"
 	"fmt"
@@ -486,29 +485,3 @@ func TestSmallFiles(t *testing.T) {
 }
 
 func second[T any](_ T, err error) error { return err }
-
-// FuzzPutTar unpacks whatever comes; nothing may appear outside the root.
-func FuzzPutTar(f *testing.F) {
-	f.Add(makeTar(f, tarEntry{Header: tar.Header{Name: "a/b"}, body: "x"}))
-	f.Add(makeTar(f, tarEntry{Header: tar.Header{Name: "s", Typeflag: tar.TypeSymlink, Linkname: ".."}}, tarEntry{Header: tar.Header{Name: "s/x"}, body: "x"}))
-	f.Add(makeTar(f, tarEntry{Header: tar.Header{Name: "../x"}, body: "x"}, tarEntry{Header: tar.Header{Name: "h", Typeflag: tar.TypeLink, Linkname: "a"}}))
-	w := newWorld(f)
-	ctx := context.Background()
-	if err := w.link.WaitConnected(ctx); err != nil {
-		f.Fatal(err)
-	}
-	top := filepath.Join(w.dir, "fuzz")
-	f.Fuzz(func(t *testing.T, in []byte) {
-		os.RemoveAll(top)
-		os.Mkdir(top, 0o755)
-		root := filepath.Join(top, "root")
-		w.client.PutTar(ctx, guest.PutTar{Root: root}, bytes.NewReader(in))
-		entries, _ := os.ReadDir(top)
-		for _, e := range entries {
-			if e.Name() != "root" {
-				t.Fatalf("%q appeared outside", e.Name())
-			}
-		}
-		checkNoTemps(t, root)
-	})
-}
