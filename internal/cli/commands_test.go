@@ -68,7 +68,7 @@ func TestPsTable(t *testing.T) {
 inst_11111111  running                   qemu/tcg  10m00s  in 20m00s  -        /work/11111111
 inst_22222222  running (the VM is gone)  qemu/tcg  10m00s  in 20m00s  -        /work/22222222
 inst_33333333  expired (deadline)        qemu/tcg  10m00s  -          -        /work/33333333
-inst_44444444  running                   qemu/tcg  10m00s  in 20m00s  3.0 MiB  /w [2J x
+inst_44444444  running                   qemu/tcg  10m00s  in 20m00s  3.0 MiB  /w x
 `
 	if out.String() != want {
 		t.Errorf("got\n%s\nwant\n%s", out.String(), want)

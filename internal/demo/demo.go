@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"regexp"
 	"strings"
 	"time"
 
@@ -143,13 +144,21 @@ func (d *demo) show(text string) {
 func (d *demo) call(ctx context.Context, tool string, args, out any) error {
 	d.line.Print("  → " + tool + " " + argumentText(args))
 	return d.c.call(ctx, tool, args, out, func(message string) {
-		stage, text, ok := strings.Cut(message, ": ")
+		// The line has a time of its own.
+		stage, text, ok := strings.Cut(elapsed.ReplaceAllString(message, ""), ": ")
 		if !ok || len(stage) > 24 {
 			stage, text = tool, message
+		}
+		if rest, twice := strings.CutPrefix(text, stage+": "); twice {
+			text = rest
 		}
 		d.line.Update(stage, text)
 	})
 }
+
+// elapsed is the time that the server puts behind a message to show that it
+// is still at work.
+var elapsed = regexp.MustCompile(` \(\d+ s\)$`)
 
 // cleanup destroys what is left of the demo and removes its files. After an
 // orderly run there is nothing to destroy.

@@ -1,6 +1,9 @@
 package ui
 
-import "io"
+import (
+	"io"
+	"strings"
+)
 
 // SafeWriter lets text and colours through to a terminal and nothing else that
 // a terminal would act on: no cursor movement, titles, clipboard access or
@@ -8,6 +11,7 @@ import "io"
 // over writes are still found. Not for concurrent use.
 type SafeWriter struct {
 	w     io.Writer
+	plain bool // colours are left out too
 	state safeState
 	held  []byte // an escape sequence so far
 }
@@ -71,7 +75,7 @@ func (s *SafeWriter) step(out []byte, b byte) []byte {
 			s.state, s.held = afterEscape, append(s.held[:0], b)
 		case b >= 0x40 && b <= 0x7e:
 			s.state = inText
-			if b == 'm' && len(s.held) < maxHeld {
+			if b == 'm' && len(s.held) < maxHeld && !s.plain {
 				return append(append(out, s.held...), b)
 			}
 		case (b >= '0' && b <= '9' || b == ';' || b == ':') && len(s.held) < maxHeld:
@@ -98,4 +102,22 @@ func (s *SafeWriter) step(out []byte, b byte) []byte {
 		}
 	}
 	return out
+}
+
+// withoutEscapes is text without the escape sequences in it.
+func withoutEscapes(text string) string {
+	if strings.IndexByte(text, 0x1b) < 0 {
+		return text
+	}
+	var out []byte
+	s := SafeWriter{plain: true}
+	for i := range len(text) {
+		// Other control characters are the caller's to judge.
+		if b := text[i]; s.state == inText && b != 0x1b {
+			out = append(out, b)
+		} else {
+			out = s.step(out, b)
+		}
+	}
+	return string(out)
 }

@@ -8,18 +8,19 @@ import (
 	"unicode/utf8"
 )
 
-// Clean makes one printable line of text that may come from anywhere: control
-// characters and what is not UTF-8 become spaces or U+FFFD, runs of white
-// space become one space.
+// Clean makes one printable line of text that may come from anywhere: escape
+// sequences are left out, other control characters and what is not UTF-8
+// become spaces or U+FFFD, runs of white space become one space.
 func Clean(s string) string {
-	s = strings.ToValidUTF8(s, "\uFFFD")
+	s = strings.ToValidUTF8(withoutEscapes(s), "\uFFFD")
 	return strings.Join(strings.Fields(strings.Map(printable, s)), " ")
 }
 
 // CleanLines is Clean for text of several lines: newlines stay, tabs and
-// spaces too, every other control character is dropped.
+// spaces too, every other control character is dropped and so are escape
+// sequences.
 func CleanLines(s string) string {
-	s = strings.ReplaceAll(strings.ToValidUTF8(s, "\uFFFD"), "\r\n", "\n")
+	s = strings.ReplaceAll(strings.ToValidUTF8(withoutEscapes(s), "\uFFFD"), "\r\n", "\n")
 	return strings.Map(func(r rune) rune {
 		if r == '\n' || r == '\t' {
 			return r

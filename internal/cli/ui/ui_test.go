@@ -16,7 +16,7 @@ func TestTable(t *testing.T) {
 		"runes":   {[][]string{{"ää", "x"}, {"bbb", "y"}}, "ID   WORKSPACE\nää   x\nbbb  y\n"},
 		"empty":   {[][]string{{"", ""}}, "ID  WORKSPACE\n-   -\n"},
 		"short":   {[][]string{{"a"}}, "ID  WORKSPACE\na   -\n"},
-		"hostile": {[][]string{{"a\x1b[2Jb", "line\nbreak\u202etxt"}}, "ID      WORKSPACE\na [2Jb  line break txt\n"},
+		"hostile": {[][]string{{"a\x1b[2Jb", "line\nbreak\u202etxt"}}, "ID  WORKSPACE\nab  line break txt\n"},
 	} {
 		table := NewTable("ID", "WORKSPACE")
 		for _, row := range c.rows {
@@ -49,7 +49,7 @@ func TestDurationAndBytes(t *testing.T) {
 }
 
 func TestCleanLinesKeepsLinesAndNothingElse(t *testing.T) {
-	if got, want := CleanLines("a\r\nb\tc\x1b[31m\x00d\xff"), "a\nb\tc[31md\uFFFD"; got != want {
+	if got, want := CleanLines("a\r\nb\tc\x1b[31m\x00d\xff"), "a\nb\tcd\uFFFD"; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
 }
