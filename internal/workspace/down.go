@@ -141,6 +141,11 @@ func (d *downloader) run(ctx context.Context) error {
 	}
 	defer d.root.Close()
 
+	if err := d.intend(); err != nil {
+		return err
+	}
+	defer d.settle()
+
 	// What is replaced by another kind goes first, other removals last.
 	var late []string
 	for _, p := range d.plan.remove {
@@ -186,4 +191,30 @@ func (d *downloader) underReplaced(p string) bool {
 		}
 	}
 	return false
+}
+
+// intend notes what is about to be made, so that it is known to be ours even
+// if this process is killed before it can say so.
+func (d *downloader) intend() error {
+	n := 0
+	for _, p := range d.plan.write {
+		if d.s.anc[p] == nil {
+			g := d.s.guest.tree[p]
+			d.s.anc[p] = &Ancestor{Kind: g.Kind, Size: g.Stamp.Size, Target: g.Target, Put: true, Pending: true}
+			n++
+		}
+	}
+	if n == 0 {
+		return nil
+	}
+	return d.s.save()
+}
+
+// settle takes back what was intended and not made.
+func (d *downloader) settle() {
+	for _, p := range d.plan.write {
+		if a := d.s.anc[p]; a != nil && a.intent() {
+			delete(d.s.anc, p)
+		}
+	}
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/sha256"
 	"errors"
-	"fmt"
 	"io"
 	"io/fs"
 	"runtime"
@@ -290,19 +289,4 @@ func openLocal(l hostpath.Location) (*hostpath.Dir, error) {
 	}
 	defer root.Close()
 	return root.Walk(l.Rel)
-}
-
-// describeNode is for conflicts and errors.
-func describeNode(n *Node) string {
-	switch {
-	case n == nil:
-		return "absent"
-	case n.Kind == Dir:
-		return "a directory"
-	case n.Kind == Symlink:
-		return fmt.Sprintf("a symbolic link to %q", n.Target)
-	case n.Kind == File:
-		return fmt.Sprintf("a file of %d bytes", n.Stamp.Size)
-	}
-	return "not readable: " + n.Err
 }

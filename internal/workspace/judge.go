@@ -145,13 +145,15 @@ func clashes(write []string, host Tree) map[string]string {
 	clash := map[string]string{}
 	for _, p := range write {
 		for q := p; q != "."; q = path.Dir(q) {
-			key := hostpath.Fold(q)
-			if other, ok := spelled[key]; !ok {
-				spelled[key] = q
-			} else if other != q {
+			if other, ok := spelled[hostpath.Fold(q)]; ok && other != q {
 				clash[p] = other
-				break
 			}
+		}
+		if clash[p] != "" {
+			continue // its spelling takes no name away
+		}
+		for q := p; q != "."; q = path.Dir(q) {
+			spelled[hostpath.Fold(q)] = q
 		}
 	}
 	return clash

@@ -136,7 +136,7 @@ func (p *planner) gone(path string, a *Ancestor, d *Node) {
 
 // absent: the source has it, the destination does not.
 func (p *planner) absent(path string, a *Ancestor, s *Node) {
-	if p.up || a == nil {
+	if p.up || a == nil || a.intent() {
 		// What only the guest has deleted comes back: nothing is lost by that.
 		p.out.write = append(p.out.write, path)
 		return

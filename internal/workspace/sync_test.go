@@ -536,3 +536,44 @@ func TestHostChangedDuringDownIsAConflict(t *testing.T) {
 	}
 	p.wantHost(map[string]string{"f": "late"})
 }
+
+// TestKilledDownConverges goes on with the manifest that a killed process
+// leaves: written before the transfer, not after.
+func TestKilledDownConverges(t *testing.T) {
+	p := newPair(t)
+	write(t, p.host, "f", "1")
+	p.up()
+	for i := range 5 {
+		write(t, p.guest, fmt.Sprintf("d/n%d", i), fmt.Sprint(i))
+	}
+	list, _ := filepath.Glob(filepath.Join(p.req.ManifestDir, "*.manifest"))
+	var during []byte
+	p.req.Progress = func(stage string, done, total int64) {
+		if stage == "receive" && during == nil {
+			during, _ = os.ReadFile(list[0])
+		}
+	}
+	p.down(DownOptions{})
+	p.req.Progress = nil
+	os.WriteFile(list[0], during, 0o600)
+	os.Remove(filepath.Join(p.host, "d/n4")) // as if it had not arrived yet
+	r := p.down(DownOptions{})
+	if d := cmp.Diff([]string{"d/n4"}, r.Created); d != "" || r.Status != "ok" {
+		t.Errorf("%s %+v", d, r)
+	}
+	// What had arrived is known to be ours: the guest's removal follows.
+	os.Remove(filepath.Join(p.guest, "d/n0"))
+	if r = p.down(DownOptions{}); len(r.Deleted) != 1 {
+		t.Errorf("%+v", r)
+	}
+	p.wantHost(readTree(p.guest))
+}
+
+func TestClashes(t *testing.T) {
+	host := Tree{"Readme": {Kind: File}, "dir": {Kind: Dir}, "dir/x": {Kind: File}, "caf\u00e9": {Kind: File}}
+	got := clashes([]string{"README", "Readme", "DIR/y", "dir/y", "new", "NEW", "cafe\u0301", "a/b"}, host)
+	want := map[string]string{"README": "Readme", "DIR/y": "dir", "NEW": "new", "cafe\u0301": "caf\u00e9"}
+	if d := cmp.Diff(want, got); d != "" {
+		t.Error(d)
+	}
+}

@@ -62,6 +62,9 @@ type Ancestor struct {
 	Guest   Stamp
 }
 
+// intent reports whether nothing is known but that a transfer was begun.
+func (a *Ancestor) intent() bool { return a.Pending && a.Hash == [sha256.Size]byte{} }
+
 // same reports whether two nodes have the same content. Directories are all
 // the same. Files of one size must have been hashed.
 func same(a, b *Node) bool {
@@ -90,7 +93,7 @@ func unchanged(n *Node, a *Ancestor) bool {
 	case Symlink:
 		return n.Target == a.Target
 	case File:
-		if a.Pending && a.Hash == [sha256.Size]byte{} {
+		if a.intent() {
 			return false
 		}
 		return n.Exec == a.Exec && n.Stamp.Size == a.Size && n.Hashed && n.Hash == a.Hash
