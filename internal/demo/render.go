@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"sandboxforge/internal/cli/ui"
@@ -11,11 +12,13 @@ import (
 
 // argumentText shows a call's arguments on one line.
 func argumentText(args any) string {
-	b, err := json.Marshal(args)
-	if err != nil {
+	var b strings.Builder
+	enc := json.NewEncoder(&b)
+	enc.SetEscapeHTML(false) // && is easier to read than \u0026\u0026
+	if enc.Encode(args) != nil {
 		return ""
 	}
-	return ui.Cut(ui.Clean(string(b)), 160)
+	return ui.Cut(ui.Clean(b.String()), 160)
 }
 
 // summary prints the table of timings and what to remember.
