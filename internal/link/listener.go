@@ -23,6 +23,7 @@ type Listener struct {
 	mu     sync.Mutex
 	cur    *conn
 	seen   bool // a HELLO came
+	over   bool // Close waits for sends: no more of them
 	closed chan struct{}
 	err    error
 	once   sync.Once
@@ -47,15 +48,18 @@ func NewListener(rwc io.ReadWriteCloser) *Listener {
 // given, it decides at the moment of writing whether the frame still makes
 // sense.
 func (l *Listener) send(f frame, only func() bool) {
-	l.sends.Add(1)
-	go func() {
-		defer l.sends.Done()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.over {
+		return
+	}
+	l.sends.Go(func() {
 		l.s.wmu.Lock()
 		defer l.s.wmu.Unlock()
 		if only == nil || only() {
 			l.s.writeLocked(f) //nolint:errcheck // the pump sees a broken stream
 		}
-	}()
+	})
 }
 
 func (l *Listener) greeted() bool {
@@ -178,6 +182,9 @@ func (l *Listener) Close() error {
 	l.stop(net.ErrClosed)
 	err := l.s.rwc.Close()
 	<-l.done
+	l.mu.Lock()
+	l.over = true
+	l.mu.Unlock()
 	l.sends.Wait()
 	return err
 }
