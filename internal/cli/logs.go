@@ -112,7 +112,6 @@ type logStream struct {
 	name   string
 	w      io.Writer
 	offset int64
-	ended  bool // all of it was shown and nothing more will come
 }
 
 func streamTask(ctx context.Context, env *Env, svc Service, id string, f logsFlags) error {
