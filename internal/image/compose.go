@@ -18,7 +18,6 @@ import (
 type composed struct {
 	kernel   []byte // the packaged kernel
 	release  string // of the kernel
-	modules  []byte // the early modules' load order is in early
 	early    []module
 	packages []Package
 }

@@ -62,8 +62,11 @@ func (s *Service) instanceView(l store.Lease, vms map[string]backend.Info) Insta
 		WorkspaceRoot: l.WorkspaceRoot, WorkspaceID: l.WorkspaceID, Status: string(l.Status),
 		CreatedAt: isoTime(l.CreatedAt), ExpiresAt: isoTime(l.ExpiresAt), LastUsedAt: stamp(l.LastUsedAt),
 		OwnerSession: l.OwnerSession, SSHPort: port(l.SSHPort), BackendInstanceName: l.BackendInstanceName,
-		RuntimeReady: l.RuntimeReady, Accelerator: l.Accelerator, StartKind: l.StartKind, EndReason: l.EndReason,
+		RuntimeReady: l.RuntimeReady, Accelerator: l.Accelerator, StartKind: l.StartKind,
 		MemoryMiB: l.MemoryMiB,
+	}
+	if l.Status != store.Running && l.Status != store.Creating {
+		v.EndReason = l.EndReason
 	}
 	if l.RuntimeName != "" {
 		v.RuntimeName = &l.RuntimeName
@@ -125,8 +128,7 @@ func (s *Service) ExtendInstanceTTL(ctx context.Context, r ExtendInstanceTTLRequ
 	if err != nil {
 		return nil, err
 	}
-	l, _, err := s.live(ctx, r.InstanceID)
-	if err != nil {
+	if _, _, err := s.live(ctx, r.InstanceID); err != nil {
 		return nil, err
 	}
 	by = min(by, 2*s.settings.MaxTTL)

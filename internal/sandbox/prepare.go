@@ -163,7 +163,11 @@ func (s *Service) waitDocker(ctx context.Context, g *guest.Client) error {
 	}
 	began := time.Now()
 	for pause := 20 * time.Millisecond; ; pause = min(2*pause, time.Second) {
-		err := e.Ping(wait)
+		// Where the socket is there before the engine, a connection is accepted
+		// and not answered: short tries keep the waiting caller informed.
+		try, cancel := context.WithTimeout(wait, 2*time.Second)
+		err := e.Ping(try)
+		cancel()
 		if err == nil {
 			return nil
 		}

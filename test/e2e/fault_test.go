@@ -2,7 +2,6 @@ package e2e
 
 import (
 	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -267,5 +266,5 @@ func await(t testing.TB, within time.Duration, ok func() bool) {
 			return
 		}
 	}
-	t.Fatal(fmt.Sprintf("not within %v", within))
+	t.Fatalf("not within %v", within)
 }

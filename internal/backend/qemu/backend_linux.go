@@ -50,7 +50,7 @@ func (b *Backend) Name() string { return "qemu" }
 // Capabilities implements backend.Backend. HostLoopbackReachable is true
 // because QEMU's user network forwards 10.0.2.2 to the host's loopback.
 func (b *Backend) Capabilities() backend.Capabilities {
-	return backend.Capabilities{HostLoopbackReachable: true, DiesWithOwner: true}
+	return backend.Capabilities{HostLoopbackReachable: true, DiskGrowth: true, DiesWithOwner: true}
 }
 
 func (b *Backend) dir(name string) string { return filepath.Join(b.c.StateDir, name) }
