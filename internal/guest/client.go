@@ -195,16 +195,16 @@ func pause(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// over says whether retrying is pointless: the client's only link is gone.
+// Finite is a round-tripper that knows when it can never reach its agent
+// again. A Client over one stops repeating calls then; over any other it goes
+// on until the call's context ends.
+type Finite interface {
+	// Over is asked after a call failed with ErrUnavailable.
+	Over() bool
+}
+
+// over says whether retrying is pointless.
 func (c *Client) over() bool {
-	rt, ok := c.rt.(roundTripper)
-	if !ok {
-		return false
-	}
-	select {
-	case <-rt.c.closed:
-		return true
-	default:
-		return false
-	}
+	f, ok := c.rt.(Finite)
+	return ok && f.Over()
 }

@@ -99,6 +99,16 @@ func (c *Conn) RoundTripper() http.RoundTripper { return roundTripper{c} }
 
 type roundTripper struct{ c *Conn }
 
+// Over implements Finite: a Conn that has closed stays so.
+func (r roundTripper) Over() bool {
+	select {
+	case <-r.c.closed:
+		return true
+	default:
+		return false
+	}
+}
+
 func (r roundTripper) RoundTrip(req *http.Request) (*http.Response, error) {
 	select {
 	case <-r.c.closed:

@@ -64,7 +64,7 @@ func dialSocket(ctx context.Context, path string) (*Client, error) {
 		MaxReceiveBufferPerStream:     streamWindow,
 		MaxReceiveBufferPerConnection: connWindow,
 	}
-	c.guest = guest.NewClient(c.transport)
+	c.guest = guest.NewClient(guestTransport{c.transport, path})
 	c.rpc = supervisorv1connect.NewSupervisorClient(&http.Client{Transport: c.transport}, "http://supervisor", connect.WithReadMaxBytes(4<<20))
 	ctx, cancel := context.WithTimeout(ctx, helloTimeout)
 	defer cancel()
@@ -104,6 +104,23 @@ func dialSocket(ctx context.Context, path string) (*Client, error) {
 	return c, nil
 }
 
+// guestTransport reaches the agent through the supervisor's socket.
+type guestTransport struct {
+	*http.Transport
+	path string
+}
+
+// Over implements guest.Finite: a supervisor that has ended never comes back,
+// and calls that wait for its link must not wait for ever.
+func (t guestTransport) Over() bool {
+	c, err := net.DialTimeout("unix", t.path, time.Second)
+	if err == nil {
+		c.Close()
+		return false
+	}
+	return notRunning(err)
+}
+
 // notRunning: nobody listens at the socket.
 func notRunning(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || isConnRefused(err)
@@ -124,7 +141,7 @@ func (c *Client) Close() { c.transport.CloseIdleConnections() }
 func (c *Client) Guest() *guest.Client { return c.guest }
 
 // GuestTransport is what Guest sends its requests with.
-func (c *Client) GuestTransport() http.RoundTripper { return c.transport }
+func (c *Client) GuestTransport() http.RoundTripper { return guestTransport{c.transport, c.path} }
 
 // Status returns the VM's state as it is now.
 func (c *Client) Status(ctx context.Context) (Status, error) {
