@@ -118,7 +118,7 @@ func catalog() []*tool {
 				"offset":    {min: num(0), max: num(1 << 53)},
 				"max_bytes": {min: num(1), max: num(1 << 20), def: 65536},
 			},
-		}, Service.GetTaskLogs, textLogs),
+		}, taskLogs, textLogs),
 		row(spec{
 			Name:  "stop_task",
 			Title: "Stop a task",

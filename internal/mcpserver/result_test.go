@@ -1,6 +1,7 @@
 package mcpserver
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"strings"
@@ -120,6 +121,44 @@ func TestMiddle(t *testing.T) {
 		}
 		if len(c.s) > c.n && (len(got) > c.n+8 || !strings.Contains(got, "left out here")) {
 			t.Errorf("middle(%d bytes, %d) has %d bytes", len(c.s), c.n, len(got))
+		}
+	}
+}
+
+// logService serves one log by offsets, as the real service does.
+type logService struct {
+	Service
+	log string
+}
+
+func (s logService) GetTaskLogs(_ context.Context, r sandbox.GetTaskLogsRequest) (*sandbox.GetTaskLogsResult, error) {
+	end := min(*r.Offset+*r.MaxBytes, int64(len(s.log)))
+	return &sandbox.GetTaskLogsResult{Logs: s.log[*r.Offset:end], NextOffset: end, TotalBytes: int64(len(s.log))}, nil
+}
+
+func TestLogsReadByOffsetsAreWhole(t *testing.T) {
+	for name, log := range map[string]string{
+		"numbers":        strings.Repeat("1 2 3\n", 30_000),
+		"escapes":        strings.Repeat("\x1b[0m\t\"", 20_000),
+		"words":          strings.Repeat("word ", 100_000),
+		"no ASCII":       strings.Repeat("äöü", 50_000),
+		"a single large": strings.Repeat("x", 300_000),
+	} {
+		var whole strings.Builder
+		for off, size := int64(0), int64(1<<20); off < int64(len(log)); {
+			at, n := off, size
+			res, err := taskLogs(logService{log: log}, t.Context(), sandbox.GetTaskLogsRequest{Offset: &at, MaxBytes: &n})
+			if err != nil || res.NextOffset <= off {
+				t.Fatalf("%s: at %d: next %d, %v", name, off, res.NextOffset, err)
+			}
+			if raw, _ := json.Marshal(res); estimateTokens(string(raw)) > maxResultTokens {
+				t.Fatalf("%s: %d tokens", name, estimateTokens(string(raw)))
+			}
+			whole.WriteString(res.Logs)
+			off = res.NextOffset
+		}
+		if whole.String() != log {
+			t.Errorf("%s: %d bytes came, want %d", name, whole.Len(), len(log))
 		}
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"unicode/utf8"
 
 	"sandboxforge/internal/fault"
 	"sandboxforge/internal/guest"
@@ -109,7 +110,11 @@ func (s *Service) readLog(ctx context.Context, t store.Task, st guest.Stream, of
 			}
 			c, err := g.Read(ctx, t.TaskID, rr)
 			if err == nil {
-				return logPiece{c.Data, int64(c.NextOffset), int64(c.TotalBytes), int64(c.Dropped)}, nil
+				p := logPiece{c.Data, int64(c.NextOffset), int64(c.TotalBytes), int64(c.Dropped)}
+				if offset != nil {
+					p.wholeCharacters()
+				}
+				return p, nil
 			}
 			if errors.Is(err, guest.ErrNotFound) {
 				return logPiece{}, nil // never started, or forgotten
@@ -132,7 +137,27 @@ func (s *Service) readLog(ctx context.Context, t store.Task, st guest.Stream, of
 	if st == guest.Stderr {
 		data, total = stderr, t.StderrBytes
 	}
-	return cutTail(data, total, offset, size), nil
+	p := cutTail(data, total, offset, size)
+	if offset != nil {
+		p.wholeCharacters()
+	}
+	return p, nil
+}
+
+// wholeCharacters leaves a character that is cut at the end of a piece to the
+// next piece, unless that would leave nothing.
+func (p *logPiece) wholeCharacters() {
+	if p.next >= p.total && len(p.data) < 4 {
+		return
+	}
+	for i := 1; i <= min(3, len(p.data)-1); i++ {
+		if b := p.data[len(p.data)-i:]; utf8.RuneStart(b[0]) {
+			if !utf8.FullRune(b) {
+				p.data, p.next = p.data[:len(p.data)-i], p.next-int64(i)
+			}
+			return
+		}
+	}
 }
 
 // cutTail serves a read from the kept end of a stream of total bytes.
