@@ -13,6 +13,7 @@ import (
 	"sandboxforge/internal/cli/ui"
 	"sandboxforge/internal/config"
 	"sandboxforge/internal/fault"
+	"sandboxforge/internal/mcpclient"
 	"sandboxforge/internal/sandbox"
 )
 
@@ -70,7 +71,7 @@ const cleanupTime = 2 * time.Minute
 type demo struct {
 	o    Options
 	r    *Result
-	c    *client
+	c    *mcpclient.Client
 	root string // the copy of the workspace
 	vm   string // the VM's name, for the search for leftovers
 	line *ui.Progress
@@ -143,7 +144,7 @@ func (d *demo) show(text string) {
 // call calls a tool, showing the call and its progress.
 func (d *demo) call(ctx context.Context, tool string, args, out any) error {
 	d.line.Print("  → " + tool + " " + argumentText(args))
-	return d.c.call(ctx, tool, args, out, func(message string) {
+	return d.c.Call(ctx, tool, args, out, func(message string) {
 		// The line has a time of its own.
 		stage, text, ok := strings.Cut(elapsed.ReplaceAllString(message, ""), ": ")
 		if !ok || len(stage) > 24 {
@@ -171,8 +172,8 @@ func (d *demo) cleanup(ctx context.Context, cause error) error {
 		err = d.destroyAll(ctx)
 		if err != nil {
 			// The session may be what broke; another server sees the same leases.
-			d.c.close()
-			if d.c, err = connect(ctx, d.o.Server, d.serverEnv(), d.o.Version); err == nil {
+			d.c.Close()
+			if d.c, err = mcpclient.Connect(ctx, d.o.Server, d.serverEnv(), d.o.Version); err == nil {
 				err = d.destroyAll(ctx)
 			}
 		}
@@ -185,14 +186,14 @@ func (d *demo) cleanup(ctx context.Context, cause error) error {
 		}
 	}
 	if cause != nil && d.c != nil && !errors.Is(cause, context.Canceled) {
-		if log := strings.TrimSpace(d.c.log.String()); log != "" {
+		if log := strings.TrimSpace(d.c.Log()); log != "" {
 			d.say("\nThe end of the server's log:")
 			for line := range strings.SplitSeq(lastLines(ui.CleanLines(log), 20), "\n") {
 				d.say("  │ %s", line)
 			}
 		}
 	}
-	d.c.close()
+	d.c.Close()
 	if d.o.Dir == "" && !d.o.Keep && d.root != "" {
 		os.RemoveAll(d.root)
 	} else {
@@ -205,7 +206,7 @@ func (d *demo) cleanup(ctx context.Context, cause error) error {
 // else can have.
 func (d *demo) destroyAll(ctx context.Context) error {
 	var list sandbox.ListInstancesResult
-	if err := d.c.call(ctx, "list_instances", map[string]any{}, &list, nil); err != nil {
+	if err := d.c.Call(ctx, "list_instances", map[string]any{}, &list, nil); err != nil {
 		return err
 	}
 	var errs []error
@@ -213,7 +214,7 @@ func (d *demo) destroyAll(ctx context.Context) error {
 		if in.WorkspaceRoot != d.root {
 			continue
 		}
-		errs = append(errs, d.c.call(ctx, "destroy_instance", map[string]any{"instance_id": in.InstanceID, "force": true}, nil, nil))
+		errs = append(errs, d.c.Call(ctx, "destroy_instance", map[string]any{"instance_id": in.InstanceID, "force": true}, nil, nil))
 	}
 	return errors.Join(errs...)
 }

@@ -16,6 +16,7 @@ import (
 
 	"sandboxforge/internal/cli/ui"
 	"sandboxforge/internal/fault"
+	"sandboxforge/internal/mcpclient"
 	"sandboxforge/internal/sandbox"
 )
 
@@ -51,20 +52,12 @@ func ensureImage(ctx context.Context, d *demo) (string, error) {
 
 func openSession(ctx context.Context, d *demo) (string, error) {
 	d.line.Update("starting", d.o.Server)
-	c, err := connect(ctx, d.o.Server, d.serverEnv(), d.o.Version)
+	c, err := mcpclient.Connect(ctx, d.o.Server, d.serverEnv(), d.o.Version)
 	if err != nil {
 		return "", err
 	}
 	d.c = c
-	tools, err := c.session.ListTools(ctx, nil)
-	if err != nil {
-		return "", err
-	}
-	note := fmt.Sprintf("%d tools", len(tools.Tools))
-	if init := c.session.InitializeResult(); init != nil && init.ServerInfo != nil {
-		note = fmt.Sprintf("%s %s, protocol %s, %s", init.ServerInfo.Name, init.ServerInfo.Version, init.ProtocolVersion, note)
-	}
-	return note, nil
+	return c.Describe(ctx)
 }
 
 func validateConfig(ctx context.Context, d *demo) (string, error) {

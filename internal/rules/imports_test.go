@@ -23,9 +23,9 @@ const module = "sandboxforge/"
 var rules = []rule{
 	{
 		from:    []string{"internal/..."},
-		except:  []string{"internal/mcpserver/...", "internal/demo/..."},
+		except:  []string{"internal/mcpserver/...", "internal/mcpclient"},
 		forbid:  []string{"github.com/modelcontextprotocol/go-sdk/..."},
-		because: "only mcpserver knows MCP (demo is a client of it); everything else is used by the command line too",
+		because: "only mcpserver and its counterpart mcpclient know MCP; everything else is used by the command line too",
 	},
 	{
 		from:    []string{"internal/...", "cmd/..."},

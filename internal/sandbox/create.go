@@ -17,7 +17,11 @@ import (
 // undoTimeout bounds the clean-up after a create that failed.
 const undoTimeout = 90 * time.Second
 
-const reasonCreateFailed = "create failed"
+// End reasons of leases that never became an instance.
+const (
+	reasonCreateFailed = "create failed"
+	reasonAbandoned    = "the process that was creating it ended"
+)
 
 // CreateInstance makes a VM for a workspace and returns when its guest
 // answers, or later if a bootstrap is asked for. When it fails or is
@@ -33,6 +37,11 @@ func (s *Service) CreateInstance(ctx context.Context, r CreateInstanceRequest) (
 
 func (s *Service) createInstance(ctx context.Context, r CreateInstanceRequest, req *store.Request) (*CreateInstanceResult, bool, error) {
 	began := s.now()
+	if req != nil && req.InstanceID != "" {
+		if res, changed, err := s.resumeCreate(ctx, r, req); res != nil || err != nil {
+			return res, changed, err
+		}
+	}
 	root, err := s.workspaceRoot(r.WorkspaceRoot)
 	if err != nil {
 		return nil, false, err
@@ -55,11 +64,17 @@ func (s *Service) createInstance(ctx context.Context, r CreateInstanceRequest, r
 	}
 	timings := map[string]int64{"checks": s.now().Sub(began).Milliseconds()}
 
+	// From its insertion on the lease is this call's: the sweeper of this
+	// process must not take it for an abandoned one.
+	s.admitting.Add(1)
 	lease, err := s.admit(ctx, r, root, ttl, sel, res, req)
 	if err != nil {
+		s.admitting.Add(-1)
 		return nil, false, err
 	}
-	defer s.busy(lease.InstanceID)()
+	done := s.busy(lease.InstanceID)
+	s.admitting.Add(-1)
+	defer done()
 	log := s.log.With("instance", lease.InstanceID)
 	log.Info("creating instance", "workspace", root, "backend", lease.Backend, "expires", lease.ExpiresAt)
 
@@ -74,34 +89,90 @@ func (s *Service) createInstance(ctx context.Context, r CreateInstanceRequest, r
 	timings["total"] = s.now().Sub(began).Milliseconds()
 	out := s.createResult(lease, sel, r, timings)
 
-	if orDefault(r.AutoBootstrap, true) {
-		boot, err := s.PrepareWorkspace(ctx, PrepareWorkspaceRequest{InstanceID: lease.InstanceID, WaitForReady: r.WaitForReady})
-		if err != nil {
-			f := fault.From(err)
-			e := fault.Wrap(f, fault.WorkspaceBootstrapFailed, "instance %s runs, but its workspace could not be prepared", lease.InstanceID).
-				Because("%s", f.Error()).
-				With("instance_id", lease.InstanceID).
-				With("expires_at", isoTime(lease.ExpiresAt)).
-				With("bootstrap_error", map[string]any{"error_code": f.Code, "message": f.Message, "details": f.DetailMap()}).
-				Next("call prepare_workspace with instance_id %s once the cause is mended; the VM was kept", lease.InstanceID).
-				Next("or call destroy_instance to give it up")
-			s.record(ctx, "create_instance", lease.InstanceID, "", e, nil)
-			return nil, true, e
-		}
-		out.Bootstrap = boot
-		timings["bootstrap"] = boot.TimingsMS["total"]
-		timings["total"] = s.now().Sub(began).Milliseconds()
-		if l, err := s.store.Lease(ctx, lease.InstanceID); err == nil {
-			out.ExpiresAt = isoTime(l.ExpiresAt)
-		}
+	if err := s.bootstrap(ctx, lease, r, out, began, req != nil); err != nil {
+		return nil, true, err
 	}
 	s.record(ctx, "create_instance", lease.InstanceID, "", nil, map[string]any{"timings_ms": timings})
 	return out, true, nil
 }
 
+// bootstrap prepares the workspace of a new instance, if that was asked for,
+// and adds what came of it to out. A bootstrap that fails keeps the VM. One
+// that was cancelled by a caller who cannot come back for the instance, having
+// given no request_id, does not.
+func (s *Service) bootstrap(ctx context.Context, lease store.Lease, r CreateInstanceRequest, out *CreateInstanceResult, began time.Time, resumable bool) error {
+	if !orDefault(r.AutoBootstrap, true) {
+		return nil
+	}
+	boot, err := s.PrepareWorkspace(ctx, PrepareWorkspaceRequest{InstanceID: lease.InstanceID, WaitForReady: r.WaitForReady})
+	if err == nil {
+		out.Bootstrap = boot
+		out.Warnings = append(out.Warnings, boot.Warnings...)
+		out.TimingsMS["bootstrap"] = boot.TimingsMS["total"]
+		out.TimingsMS["total"] = s.now().Sub(began).Milliseconds()
+		return nil
+	}
+	f := fault.From(err)
+	if ctx.Err() != nil && !resumable {
+		s.undoCreate(ctx, lease, f)
+		e := fault.Wrap(context.Cause(ctx), fault.Cancelled, "create_instance was cancelled and its VM removed")
+		s.record(ctx, "create_instance", lease.InstanceID, "", e, nil)
+		return e
+	}
+	e := fault.Wrap(f, fault.WorkspaceBootstrapFailed, "instance %s runs, but its workspace could not be prepared", lease.InstanceID).
+		Because("%s", f.Error()).
+		With("instance_id", lease.InstanceID).
+		With("expires_at", isoTime(lease.ExpiresAt)).
+		With("bootstrap_error", map[string]any{"error_code": f.Code, "message": f.Message, "details": f.DetailMap()}).
+		Next("call prepare_workspace with instance_id %s once the cause is mended; the VM was kept", lease.InstanceID).
+		Next("or call destroy_instance to give it up")
+	s.record(ctx, "create_instance", lease.InstanceID, "", e, nil)
+	return e
+}
+
+// resumeCreate goes on where a server died that was working on the same
+// request. It returns nothing if a new VM has to be made.
+func (s *Service) resumeCreate(ctx context.Context, r CreateInstanceRequest, req *store.Request) (*CreateInstanceResult, bool, error) {
+	l, err := s.store.Lease(ctx, req.InstanceID)
+	if fault.Is(err, fault.InstanceNotFound) {
+		return nil, false, nil
+	}
+	if err != nil {
+		return nil, false, err
+	}
+	if l.Status == store.Running {
+		// The VM may have gone meanwhile; then the lease is settled here.
+		if _, _, lerr := s.live(ctx, l.InstanceID); lerr == nil {
+			sel, err := s.backends.ByName(l.Backend)
+			if err != nil {
+				return nil, true, err
+			}
+			timings := map[string]int64{}
+			_ = json.Unmarshal(l.Timings, &timings) // written by bringUp
+			out := s.createResult(l, sel, r, timings)
+			if err := s.bootstrap(ctx, l, r, out, s.now(), true); err != nil {
+				return nil, true, err
+			}
+			s.record(ctx, "create_instance", l.InstanceID, "", nil, map[string]any{"resumed": true})
+			return out, true, nil
+		}
+		if l, err = s.store.Lease(ctx, l.InstanceID); err != nil {
+			return nil, true, err
+		}
+	}
+	if l.Status.Terminal() && l.EndReason != reasonAbandoned && l.EndReason != reasonCreateFailed {
+		// It ran, and was ended since: a second VM is not what was asked for.
+		return nil, true, req.UnknownFault()
+	}
+	work, cancel := detached(ctx, undoTimeout)
+	defer cancel()
+	_, err = s.teardown(work, l, store.Destroying, reasonAbandoned, 0)
+	return nil, err != nil, err
+}
+
 // admit inserts the lease if the cap and the host allow it.
 func (s *Service) admit(ctx context.Context, r CreateInstanceRequest, root string, ttl time.Duration, sel Selected, res *config.Resolved, req *store.Request) (store.Lease, error) {
-	check := s.newHostCheck(root, res)
+	check := s.newHostCheck(ctx, root, res)
 	vm := res.Config.VM
 	tree, err := json.Marshal(res.Tree)
 	if err != nil {
@@ -173,6 +244,9 @@ func (s *Service) bringUp(ctx context.Context, sel Selected, lease store.Lease, 
 		return lease, err
 	}
 	lap("disk")
+	if now, err := s.store.Lease(ctx, lease.InstanceID); err == nil && now.Status != store.Creating {
+		return lease, fault.New(fault.InstanceTerminal, "instance %s was destroyed while it was being created", lease.InstanceID)
+	}
 	progress := func(stage, message string) { report(ctx, Progress{Stage: stage, Message: message}) }
 	c, err := supervisor.Launch(ctx, supervisor.Options{
 		Dir:         s.instanceDir(name),
@@ -203,11 +277,15 @@ func (s *Service) bringUp(ctx context.Context, sel Selected, lease store.Lease, 
 	}
 	kind := "cold"
 	tj, _ := json.Marshal(timings) // a map of numbers
-	return s.store.Move(ctx, lease.InstanceID, lease.Generation, store.Move{
+	running, err := s.store.Move(ctx, lease.InstanceID, lease.Generation, store.Move{
 		To:     store.Running,
 		Reason: "the guest answers",
 		Patch:  store.Patch{Accelerator: &st.Accelerator, StartKind: &kind, Timings: tj},
 	})
+	if err != nil {
+		return lease, err // the caller needs to know what to undo
+	}
+	return running, nil
 }
 
 // undoCreate removes what a failed create made. The lease goes through error,
@@ -223,7 +301,15 @@ func (s *Service) undoCreate(ctx context.Context, lease store.Lease, cause error
 		if !errors.Is(err, store.ErrConflict) {
 			return
 		}
-		if moved, err = s.store.Lease(ctx, lease.InstanceID); err != nil || moved.Status.Terminal() {
+		if moved, err = s.store.Lease(ctx, lease.InstanceID); err != nil {
+			return
+		}
+		if moved.Status.Terminal() {
+			// Destroyed or expired meanwhile, maybe before there was anything
+			// to remove.
+			if err := s.removeVM(ctx, moved, reasonCreateFailed, 0); err != nil {
+				s.log.Warn("VM of an ended lease not removed yet", "instance", lease.InstanceID, "error", err)
+			}
 			return
 		}
 	}

@@ -119,7 +119,7 @@ func (s *Service) ended(ctx context.Context, instanceID string, err error) error
 // lostReason reports whether an end's reason is one that nobody asked for.
 func lostReason(reason string) bool {
 	switch reason {
-	case "", supervisor.ReasonDestroyed, supervisor.ReasonExpired, supervisor.ReasonSignal, reasonCreateFailed:
+	case "", supervisor.ReasonDestroyed, supervisor.ReasonExpired, supervisor.ReasonSignal, reasonCreateFailed, reasonAbandoned:
 		return false
 	}
 	return true
@@ -131,11 +131,23 @@ func (s *Service) unreachable(ctx context.Context, l store.Lease, err error) err
 	if !errors.Is(err, supervisor.ErrNotRunning) && !errors.Is(err, supervisor.ErrEnded) {
 		return err
 	}
+	// A supervisor that is ending takes a few seconds to keep the tasks' output
+	// and to record why; only then the right reason can be told.
 	settle, cancel := detached(ctx, time.Minute)
 	defer cancel()
-	s.reconcileLease(settle, l, &GCResult{})
-	if _, lerr := s.store.LiveLease(settle, l.InstanceID); lerr != nil {
-		return s.ended(settle, l.InstanceID, lerr)
+	for patience := time.Now().Add(10 * time.Second); ; {
+		s.reconcileLease(settle, l, &GCResult{})
+		if _, lerr := s.store.LiveLease(settle, l.InstanceID); lerr != nil {
+			return s.ended(settle, l.InstanceID, lerr)
+		}
+		on, rerr := supervisor.Running(s.instanceDir(l.BackendInstanceName))
+		if rerr != nil || !on || ctx.Err() != nil || time.Now().After(patience) {
+			break
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(50 * time.Millisecond): // nothing announces the end of another process
+		}
 	}
 	return fault.Wrap(err, fault.InstanceLost, "the supervisor of instance %s does not answer", l.InstanceID)
 }

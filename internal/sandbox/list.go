@@ -17,13 +17,19 @@ import (
 // said in the result and is not the caller's failure.
 func (s *Service) ListInstances(ctx context.Context, r ListInstancesRequest) (*ListInstancesResult, error) {
 	out := &ListInstancesResult{Instances: []Instance{}}
-	work, cancel := context.WithTimeout(ctx, 30*time.Second)
-	gc, err := s.GC(work)
-	cancel()
-	if err != nil {
-		out.ReconciliationError = err.Error()
-	} else if len(gc.Failures) > 0 {
-		out.ReconciliationError = gc.Failures[0].Reason
+	// What needs longer than a list may take goes on behind it.
+	sweep := s.sweepOnce()
+	select {
+	case <-sweep.done:
+		if sweep.err != nil {
+			out.ReconciliationError = sweep.err.Error()
+		} else if len(sweep.res.Failures) > 0 {
+			out.ReconciliationError = sweep.res.Failures[0].Reason
+		}
+	case <-time.After(listPatience):
+		out.ReconciliationError = "reconciliation is still under way: VMs are being removed; list again in a few seconds"
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
 	}
 
 	leases, err := s.store.Leases(ctx, store.LeaseFilter{IncludeEnded: r.IncludeExpired})
@@ -44,17 +50,27 @@ func (s *Service) ListInstances(ctx context.Context, r ListInstancesRequest) (*L
 		out.Instances = append(out.Instances, s.instanceView(l, vms))
 	}
 
-	sel, err := s.selectBackend(ctx)
-	if err != nil {
+	probe, cancel := context.WithTimeout(ctx, listPatience)
+	defer cancel()
+	sel, err := s.selectBackend(probe)
+	switch {
+	case err == nil:
+		out.Backend, out.BackendAvailable, out.BackendVersion = sel.Backend.Name(), true, sel.Report.Version
+	case ctx.Err() != nil:
+		return nil, context.Cause(ctx)
+	case errors.Is(err, context.DeadlineExceeded):
+		out.Backend, out.BackendError = s.backendHint(), "the hypervisor is being tried out for the first time; list again in a minute"
+	default:
 		out.Backend, out.BackendError = s.backendHint(), err.Error()
 		if f := fault.From(err); len(f.NextSteps) > 0 {
 			out.BackendError += "; " + strings.Join(f.NextSteps, "; ")
 		}
-		return out, nil
 	}
-	out.Backend, out.BackendAvailable, out.BackendVersion = sel.Backend.Name(), true, sel.Report.Version
 	return out, nil
 }
+
+// listPatience is what a list waits for reconciliation and for a first probe.
+const listPatience = 5 * time.Second
 
 func (s *Service) instanceView(l store.Lease, vms map[string]backend.Info) Instance {
 	v := Instance{
@@ -107,19 +123,22 @@ func drift(l store.Lease, info backend.Info, exists bool) string {
 	return ""
 }
 
-// touchedMemory is what a live VM really uses of what it was promised.
-func (s *Service) touchedMemory(l store.Lease) int64 {
-	sel, err := s.backends.ByName(l.Backend)
-	if err != nil {
-		return 0
+// touchedMemory is what each live VM really uses of what it was promised, by
+// name.
+func (s *Service) touchedMemory(ctx context.Context) map[string]int64 {
+	used := map[string]int64{}
+	for _, b := range s.backends.All() {
+		infos, err := b.List(ctx)
+		if err != nil {
+			s.log.Warn("memory of live VMs unknown", "backend", b.Name(), "error", err)
+		}
+		for _, i := range infos {
+			if i.PID != 0 {
+				used[i.Name] = host.ProcessRSS(i.PID)
+			}
+		}
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-	defer cancel()
-	info, err := sel.Backend.Inspect(ctx, l.BackendInstanceName)
-	if err != nil || info.PID == 0 {
-		return 0
-	}
-	return host.ProcessRSS(info.PID)
+	return used
 }
 
 // ExtendInstanceTTL moves an instance's expiry, never past MAX_TTL from now.
@@ -153,8 +172,28 @@ func (s *Service) ExtendInstanceTTL(ctx context.Context, r ExtendInstanceTTLRequ
 	}, nil
 }
 
-// tellDeadline gives a lease's supervisor the row's deadline.
+// tellDeadline gives a lease's supervisor the row's deadline. The row may move
+// meanwhile, in this or another process, and whoever moves it tells it too: so
+// each looks at the row again after telling, and the last to tell is right.
 func (s *Service) tellDeadline(ctx context.Context, l store.Lease) error {
+	for range 10 {
+		err := s.setDeadline(ctx, l)
+		if err != nil {
+			return err
+		}
+		now, err := s.store.Lease(ctx, l.InstanceID)
+		if err != nil {
+			return err
+		}
+		if now.ExpiresAt.Equal(l.ExpiresAt) || now.Status != store.Running {
+			return nil
+		}
+		l = now
+	}
+	return nil // others keep moving it, and tell it
+}
+
+func (s *Service) setDeadline(ctx context.Context, l store.Lease) error {
 	var err error
 	for range 2 {
 		c, derr := s.links.get(ctx, l.BackendInstanceName)

@@ -15,9 +15,14 @@ import (
 	"sandboxforge/internal/store"
 )
 
-// dockerWait bounds the wait for Docker to answer after the guest does. Under
-// software emulation on a busy host a cold start of Docker takes a minute.
-const dockerWait = 3 * time.Minute
+// Bounds of the wait for Docker to answer after the guest does. Under software
+// emulation on a busy host a cold start of Docker takes a minute. Without
+// wait_for_ready the wait is only as long as the most impatient clients', and
+// a Docker that is not there yet is a warning.
+const (
+	dockerWait      = 3 * time.Minute
+	dockerShortWait = 45 * time.Second
+)
 
 // runtimeName is what runtime fields say; there is only Docker.
 const runtimeName = "docker"
@@ -87,7 +92,11 @@ func (s *Service) prepare(ctx context.Context, l store.Lease, g *guest.Client, r
 		})
 	}
 	t := s.now()
-	dockerErr = s.waitDocker(work, g)
+	patience := dockerShortWait
+	if r.WaitForReady {
+		patience = dockerWait
+	}
+	dockerErr = s.waitDocker(work, g, patience)
 	waited := s.now().Sub(t).Milliseconds()
 	wg.Wait()
 	out.TimingsMS["docker"] = waited
@@ -112,9 +121,11 @@ func (s *Service) prepare(ctx context.Context, l store.Lease, g *guest.Client, r
 		out.Warnings = append(out.Warnings, fmt.Sprintf("this version does not start services yet; configured and not started: %s", strings.Join(services, ", ")))
 	}
 	name := runtimeName
-	if _, err := s.store.Update(ctx, l.InstanceID, store.Patch{
-		RuntimeName: &name, RuntimeReady: &out.RuntimeReady, DockerCommand: &out.DockerCommand,
-	}); err != nil {
+	patch := store.Patch{RuntimeName: &name, RuntimeReady: &out.RuntimeReady}
+	if out.RuntimeReady {
+		patch.DockerCommand = &out.DockerCommand
+	}
+	if _, err := s.store.Update(ctx, l.InstanceID, patch); err != nil {
 		return nil, err
 	}
 	out.TimingsMS["total"] = s.now().Sub(began).Milliseconds()
@@ -149,8 +160,8 @@ func (s *Service) prepareDocker(ctx context.Context, l store.Lease, g *guest.Cli
 
 // waitDocker returns when Docker answers in the guest. A guest without Docker
 // is noticed at once.
-func (s *Service) waitDocker(ctx context.Context, g *guest.Client) error {
-	wait, cancel := context.WithTimeout(ctx, dockerWait)
+func (s *Service) waitDocker(ctx context.Context, g *guest.Client, patience time.Duration) error {
+	wait, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	e := docker.NewEngine(g.DialContext)
 	defer e.Close()
@@ -178,7 +189,7 @@ func (s *Service) waitDocker(ctx context.Context, g *guest.Client) error {
 		select {
 		case <-time.After(pause):
 		case <-wait.Done():
-			return fault.Wrap(err, fault.RuntimeNotReady, "Docker did not answer in the guest within %v", dockerWait).
+			return fault.Wrap(err, fault.RuntimeNotReady, "Docker did not answer in the guest within %v", patience).
 				Because("Docker failed to start, or the host is too busy").
 				Next("call prepare_workspace again").
 				Next("look at `journalctl -u docker` with run_command")

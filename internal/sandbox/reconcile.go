@@ -88,7 +88,7 @@ func (s *Service) reconcileLease(ctx context.Context, l store.Lease, res *GCResu
 		}
 		reason := l.EndReason
 		if reason == "" {
-			reason = "the process that was " + string(l.Status) + " it ended"
+			reason = "the process that was " + string(l.Status) + " it ended" // reasonAbandoned for creating
 		}
 		via := store.Destroying
 		if l.Status == store.Expiring {
@@ -102,8 +102,8 @@ func (s *Service) reconcileLease(ctx context.Context, l store.Lease, res *GCResu
 
 // atWork reports whether the process that last moved l is still busy with it.
 func (s *Service) atWork(l store.Lease) bool {
-	if l.Holder.PID == os.Getpid() && l.Holder == s.store.Owner() {
-		return s.isBusy(l.InstanceID)
+	if l.Holder == s.store.Owner() {
+		return s.isBusy(l.InstanceID) || l.Status == store.Creating && s.admitting.Load() > 0
 	}
 	return s.store.Alive(l.Holder)
 }
@@ -123,7 +123,7 @@ func (s *Service) reconcileRunning(ctx context.Context, l store.Lease, res *GCRe
 		case late > overdue:
 			s.finish(ctx, l, store.Expiring, supervisor.ReasonExpired, res)
 		case late < 0 && (off > time.Second || off < -time.Second):
-			if err := c.SetDeadline(ctx, l.ExpiresAt); err == nil {
+			if err := s.tellDeadline(ctx, l); err == nil {
 				res.did(GCAction{Action: "told_deadline", InstanceID: l.InstanceID, Name: name, Reason: "the supervisor had missed an extension"})
 			}
 		}
@@ -249,10 +249,45 @@ func (s *Service) StartSweeper() {
 	})
 }
 
+// sweeping is the sweep that is under way, if there is one.
+type sweeping struct {
+	mu  sync.Mutex
+	now *sweepRun
+}
+
+type sweepRun struct {
+	done chan struct{}
+	res  *GCResult
+	err  error
+}
+
+// sweepOnce starts a sweep, or joins the one under way.
+func (s *Service) sweepOnce() *sweepRun {
+	s.sweeping.mu.Lock()
+	defer s.sweeping.mu.Unlock()
+	if r := s.sweeping.now; r != nil {
+		return r
+	}
+	r := &sweepRun{done: make(chan struct{})}
+	s.sweeping.now = r
+	s.wg.Go(func() {
+		ctx, cancel := context.WithTimeout(s.root, 5*time.Minute)
+		defer cancel()
+		r.res, r.err = s.GC(ctx)
+		s.sweeping.mu.Lock()
+		s.sweeping.now = nil
+		s.sweeping.mu.Unlock()
+		close(r.done)
+	})
+	return r
+}
+
 func (s *Service) sweep() {
-	ctx, cancel := context.WithTimeout(s.root, 5*time.Minute)
+	r := s.sweepOnce()
+	<-r.done
+	ctx, cancel := context.WithTimeout(s.root, time.Minute)
 	defer cancel()
-	res, err := s.GC(ctx)
+	res, err := r.res, r.err
 	if err != nil {
 		if s.root.Err() == nil {
 			s.log.Warn("reconciliation failed", "error", err)

@@ -77,25 +77,37 @@ func once[T any](ctx context.Context, s *Service, scope, id string, params any, 
 				return nil, err
 			}
 		}
-		v, changed, err := run(ctx, &req)
+		return runRequest(ctx, s, req, run)
+	}
+}
+
+// runRequest runs an operation that this process has taken on, and settles its
+// row whatever happens, a panic included: a row that stays open would keep
+// every repeat waiting.
+func runRequest[T any](ctx context.Context, s *Service, req store.Request, run func(ctx context.Context, req *store.Request) (*T, bool, error)) (v *T, err error) {
+	changed, settled := true, false
+	defer func() {
 		done, cancel := detached(ctx, 10*time.Second)
 		defer cancel()
+		var serr error
 		switch {
-		case err == nil:
-			err = s.store.FinishRequest(done, req, store.RequestDone, v)
-		case changed:
-			f := fault.From(err)
-			if ferr := s.store.FinishRequest(done, req, store.RequestFailed, failedRequest{f.Code, f.Error(), f.DetailMap()}); ferr != nil {
-				s.log.Warn("request not finished", "scope", scope, "error", ferr)
-			}
+		case settled && err == nil:
+			serr = s.store.FinishRequest(done, req, store.RequestDone, v)
+		case settled && !changed:
+			serr = s.store.ForgetRequest(done, req)
 		default:
-			if ferr := s.store.ForgetRequest(done, req); ferr != nil {
-				s.log.Warn("request not forgotten", "scope", scope, "error", ferr)
+			f := fault.From(err)
+			if !settled {
+				f = fault.New(fault.OutcomeUnknown, "the call ended in a defect of the server; whether it took effect is not known")
 			}
+			serr = s.store.FinishRequest(done, req, store.RequestFailed, failedRequest{f.Code, f.Error(), f.DetailMap()})
 		}
-		if err != nil {
-			return nil, err
+		if serr != nil {
+			// The call did what it did: its caller is told that, not this.
+			s.log.Warn("request not settled", "scope", req.Scope, "request_id", req.ID, "error", serr)
 		}
-		return v, nil
-	}
+	}()
+	v, changed, err = run(ctx, &req)
+	settled = true
+	return v, err
 }

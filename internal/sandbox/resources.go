@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"context"
 	"fmt"
 	"math"
 	"runtime"
@@ -28,7 +29,7 @@ type hostCheck struct {
 	cpus          int
 	available     int64 // bytes of memory the kernel could give now
 	diskFree      int64
-	touched       func(store.Lease) int64 // bytes that a live VM uses already
+	touched       map[string]int64 // bytes that live VMs use already, by VM name
 }
 
 // decide returns nil or INSUFFICIENT_HOST_RESOURCES with every failed check.
@@ -37,7 +38,7 @@ func (c hostCheck) decide(u store.Usage) error {
 	// were promised and have not touched yet is spoken for.
 	available := c.available
 	for _, l := range u.Live {
-		if untouched := l.MemoryMiB<<20 - c.touched(l); untouched > 0 {
+		if untouched := l.MemoryMiB<<20 - c.touched[l.BackendInstanceName]; untouched > 0 {
 			available -= untouched
 		}
 	}
@@ -90,13 +91,13 @@ func round2(v float64) float64 { return math.Round(v*100) / 100 }
 
 // newHostCheck measures the host. That a figure cannot be had does not stop a
 // create: the check then counts it as plenty, and the log says so.
-func (s *Service) newHostCheck(root string, res *config.Resolved) hostCheck {
+func (s *Service) newHostCheck(ctx context.Context, root string, res *config.Resolved) hostCheck {
 	c := hostCheck{
 		workspaceRoot: root,
 		config:        res.Tree,
 		vm:            res.Config.VM,
 		cpus:          host.CPUs(),
-		touched:       s.touchedMemory,
+		touched:       s.touchedMemory(ctx),
 	}
 	var err error
 	if c.available, err = host.MemoryAvailable(); err != nil {

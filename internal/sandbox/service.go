@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"sandboxforge/internal/backend"
@@ -65,13 +66,14 @@ type Service struct {
 	instDir  string
 	runDir   string
 
-	selectMu sync.Mutex
-	selected *Selected
+	selection selection
+	sweeping  sweeping
 
 	links links
 
-	busyMu   sync.Mutex
-	busyWith map[string]int // leases that this process is moving
+	admitting atomic.Int64 // creates between the insertion of their lease and busy
+	busyMu    sync.Mutex
+	busyWith  map[string]int // leases that this process is moving
 
 	stopMu  sync.Mutex
 	stopped map[string]int // tasks that stop_task is ending now
@@ -139,23 +141,6 @@ func (s *Service) Close() error {
 	s.wg.Wait()
 	s.links.closeAll()
 	return s.store.Close()
-}
-
-// selectBackend is Backends.Select, remembered once it succeeded.
-func (s *Service) selectBackend(ctx context.Context) (Selected, error) {
-	s.selectMu.Lock()
-	defer s.selectMu.Unlock()
-	if s.selected != nil {
-		return *s.selected, nil
-	}
-	sel, err := s.backends.Select(ctx, func(stage, message string) {
-		report(ctx, Progress{Stage: stage, Message: message})
-	})
-	if err != nil {
-		return Selected{}, err
-	}
-	s.selected = &sel
-	return sel, nil
 }
 
 // instanceDir is where an instance's own files are, beside the backend's: the

@@ -53,10 +53,8 @@ func (s *Service) resolveConfig(root string, overrides map[string]any) *config.R
 // backendHint names the backend for diagnostics about keys that it ignores:
 // the one that was selected, or the only one of this platform.
 func (s *Service) backendHint() string {
-	s.selectMu.Lock()
-	defer s.selectMu.Unlock()
-	if s.selected != nil {
-		return s.selected.Backend.Name()
+	if sel, ok := s.selection.peek(); ok {
+		return sel.Backend.Name()
 	}
 	if s.settings.Backend != "auto" {
 		return s.settings.Backend

@@ -1,4 +1,4 @@
-package demo
+package mcpclient
 
 import (
 	"os/exec"

@@ -1,4 +1,11 @@
-package demo
+// Package mcpclient spawns a server and speaks MCP with it over stdio, as any
+// client would. The demo and the bench are its users: what they show and
+// measure goes through the same door as an agent's calls.
+//
+//	c, err := mcpclient.Connect(ctx, "sandboxforge-mcp-server", os.Environ(), version)
+//	defer c.Close()
+//	err = c.Call(ctx, "list_instances", map[string]any{}, &list, nil)
+package mcpclient
 
 import (
 	"context"
@@ -14,8 +21,9 @@ import (
 	"sandboxforge/internal/fault"
 )
 
-// client is one spawned server and the MCP session with it.
-type client struct {
+// Client is one spawned server and the MCP session with it.
+type Client struct {
+	cmd     *exec.Cmd
 	session *mcp.ClientSession
 	log     *tail // the server's stderr
 
@@ -24,17 +32,18 @@ type client struct {
 	progress map[string]func(message string)
 }
 
-// connect spawns the server and opens a session. The server is not in our
+// Connect spawns the server and opens a session. The server is not in our
 // process group: an interrupt from the terminal must not end it before the
-// instance is destroyed. Its life ends with close, not with ctx.
-func connect(ctx context.Context, server string, environ []string, version string) (*client, error) {
-	c := &client{log: &tail{max: 32 << 10}, progress: map[string]func(string){}}
+// instance is destroyed. Its life ends with Close, not with ctx.
+func Connect(ctx context.Context, server string, environ []string, version string) (*Client, error) {
+	c := &Client{log: &tail{max: 32 << 10}, progress: map[string]func(string){}}
 	cmd := exec.Command(server)
+	c.cmd = cmd
 	cmd.Env = environ
 	cmd.Stderr = c.log
 	cmd.WaitDelay = 5 * time.Second
 	ownProcessGroup(cmd)
-	m := mcp.NewClient(&mcp.Implementation{Name: "sandboxforge-demo", Title: "SandboxForge demo", Version: version}, &mcp.ClientOptions{
+	m := mcp.NewClient(&mcp.Implementation{Name: "sandboxforge", Title: "SandboxForge", Version: version}, &mcp.ClientOptions{
 		Capabilities:                &mcp.ClientCapabilities{},
 		ProgressNotificationHandler: c.onProgress,
 	})
@@ -51,7 +60,7 @@ func connect(ctx context.Context, server string, environ []string, version strin
 	return c, nil
 }
 
-func (c *client) onProgress(_ context.Context, r *mcp.ProgressNotificationClientRequest) {
+func (c *Client) onProgress(_ context.Context, r *mcp.ProgressNotificationClientRequest) {
 	c.mu.Lock()
 	f := c.progress[fmt.Sprint(r.Params.ProgressToken)]
 	c.mu.Unlock()
@@ -60,14 +69,14 @@ func (c *client) onProgress(_ context.Context, r *mcp.ProgressNotificationClient
 	}
 }
 
-// call calls a tool and decodes its structured result into out (which may be
+// Call calls a tool and decodes its structured result into out (which may be
 // nil). A tool error comes back as the fault it was. If ctx ends, the server
 // is told to give the call up.
-func (c *client) call(ctx context.Context, tool string, args, out any, progress func(message string)) error {
+func (c *Client) Call(ctx context.Context, tool string, args, out any, progress func(message string)) error {
 	params := &mcp.CallToolParams{Name: tool, Arguments: args}
 	c.mu.Lock()
 	c.next++
-	token := "demo-" + strconv.Itoa(c.next)
+	token := "call-" + strconv.Itoa(c.next)
 	c.progress[token] = progress
 	c.mu.Unlock()
 	defer func() {
@@ -135,10 +144,29 @@ func toolFault(tool string, res *mcp.CallToolResult) error {
 	return f
 }
 
-// close ends the session and the server, and waits for both.
-func (c *client) close() error {
+// Close ends the session and the server, and waits for both.
+func (c *Client) Close() error {
 	if c == nil || c.session == nil {
 		return nil
 	}
 	return c.session.Close()
 }
+
+// PID is the server's process id.
+func (c *Client) PID() int { return c.cmd.Process.Pid }
+
+// Describe is one line about the server: name, version, protocol and tools.
+func (c *Client) Describe(ctx context.Context) (string, error) {
+	r, err := c.session.ListTools(ctx, nil)
+	if err != nil {
+		return "", err
+	}
+	note := fmt.Sprintf("%d tools", len(r.Tools))
+	if init := c.session.InitializeResult(); init != nil && init.ServerInfo != nil {
+		note = fmt.Sprintf("%s %s, protocol %s, %s", init.ServerInfo.Name, init.ServerInfo.Version, init.ProtocolVersion, note)
+	}
+	return note, nil
+}
+
+// Log is the end of what the server wrote to stderr.
+func (c *Client) Log() string { return c.log.String() }

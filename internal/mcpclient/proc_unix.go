@@ -1,6 +1,6 @@
 //go:build unix
 
-package demo
+package mcpclient
 
 import (
 	"os/exec"
