@@ -11,7 +11,7 @@ GOFLAGS_  := -trimpath -ldflags '$(LDFLAGS)'
 # the build of the image too.
 TEST_IMAGES := $(CURDIR)/$(BUILD)/images
 
-.PHONY: help demo test test-unit setup setup-lint build guestbin run image lint cross conformance clean
+.PHONY: help demo test test-unit setup setup-lint build guestbin run image lint cross conformance bench clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -49,6 +49,9 @@ cross: guestbin ## build for every platform
 
 conformance: build ## the official MCP suite and inspector (needs npm)
 	@bash scripts/conformance.sh
+
+bench: setup build ## what docs/PERFORMANCE.md shows
+	@$(BIN)/sandboxforge bench
 
 clean: ## remove what was built in this checkout
 	@rm -rf $(BIN) $(BUILD) internal/guestbin/bin/*.gz

@@ -29,6 +29,7 @@ type Options struct {
 	Environ  []string // of the server; SANDBOXFORGE_HOME is replaced
 	Version  string
 	Creates  int // cold creates; 0: 3
+	CPUs     int // vCPUs of each VM; 0: the configuration's default
 	Files    int // files of the sync; 0: 2000
 	Out      io.Writer
 	// Progress is told about each step; may be nil.
@@ -114,7 +115,9 @@ func (b *bench) creates(ctx context.Context) error {
 	for i := range b.o.Creates {
 		var res sandbox.CreateInstanceResult
 		began := time.Now()
-		if err := b.call(ctx, "create_instance", map[string]any{"workspace_root": b.work, "wait_for_ready": true, "ttl_minutes": 120}, &res); err != nil {
+		if err := b.call(ctx, "create_instance", map[string]any{
+			"workspace_root": b.work, "wait_for_ready": true, "ttl_minutes": 120, "overrides": b.overrides(),
+		}, &res); err != nil {
 			return err
 		}
 		ready = append(ready, ms(time.Since(began)))
@@ -133,19 +136,26 @@ func (b *bench) creates(ctx context.Context) error {
 		b.id = ""
 	}
 	var cfg sandbox.ValidateWorkspaceConfigResult
-	if err := b.call(ctx, "validate_workspace_config", map[string]any{"workspace_root": b.work}, &cfg); err != nil {
+	if err := b.call(ctx, "validate_workspace_config", map[string]any{"workspace_root": b.work, "overrides": b.overrides()}, &cfg); err != nil {
 		return err
 	}
 	if vm, ok := cfg.Config["vm"].(map[string]any); ok {
 		b.r.VM = fmt.Sprintf("%v vCPU, %v GiB memory, %v GiB disk", vm["cpus"], vm["memory_gib"], vm["disk_gib"])
 	}
-	b.add(figure("cold create to Docker ready", "ms", "create_instance(wait_for_ready=true), defaults, empty workspace", ready))
+	b.add(figure("cold create to Docker ready", "ms", "create_instance(wait_for_ready=true), empty workspace", ready))
 	b.add(figure("  of which QEMU start to agent", "ms", "timings_ms.boot_agent", agent))
 	b.add(figure("  of which bootstrap (Docker, network)", "ms", "timings_ms.bootstrap", bootstrap))
 	if destroy != nil {
 		b.add(figure("destroy", "ms", "destroy_instance", destroy))
 	}
 	return nil
+}
+
+func (b *bench) overrides() map[string]any {
+	if b.o.CPUs == 0 {
+		return map[string]any{}
+	}
+	return map[string]any{"vm": map[string]any{"cpus": b.o.CPUs}}
 }
 
 // dial opens the supervisor's client of the instance that is up.
