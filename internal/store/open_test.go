@@ -4,9 +4,11 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 
@@ -69,7 +71,7 @@ func TestRefusedAndUntouched(t *testing.T) {
 		"newer schema": {func(t *testing.T, path string) {
 			makeDB(t, path)
 			execIn(t, path, "PRAGMA user_version = 99", "CREATE TABLE later (x)")
-		}, ErrNewerSchema, fault.Internal, "schema version 99, this build knows 1"},
+		}, ErrNewerSchema, fault.Internal, "schema version 99, this build knows 2"},
 		"another program's": {func(t *testing.T, path string) {
 			execIn(t, path, "CREATE TABLE leases (id TEXT PRIMARY KEY)")
 		}, ErrForeign, fault.InvalidArgument, "not a SandboxForge lease database"},
@@ -206,17 +208,17 @@ func TestModesAndPragmas(t *testing.T) {
 	}
 }
 
-// TestAFailedMigrationLeavesNothing puts a second step after the real one.
+// TestAFailedMigrationLeavesNothing puts another step after the real ones.
 func TestAFailedMigrationLeavesNothing(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "leases.db")
 	makeDB(t, path)
 	defer func(m []string, v int) { migrations, SchemaVersion = m, v }(migrations, SchemaVersion)
-	migrations = append(migrations[:1:1], "CREATE TABLE half (x); INSERT INTO nowhere VALUES (1)")
+	migrations = append(slices.Clip(migrations), "CREATE TABLE half (x); INSERT INTO nowhere VALUES (1)")
 	SchemaVersion = len(migrations)
-	if _, err := Open(t.Context(), Options{Path: path}); err == nil || !strings.Contains(err.Error(), "migration 2") {
+	if _, err := Open(t.Context(), Options{Path: path}); err == nil || !strings.Contains(err.Error(), fmt.Sprint("migration ", SchemaVersion)) {
 		t.Fatalf("error %v", err)
 	}
-	migrations[1] = "CREATE TABLE whole (x)"
+	migrations[SchemaVersion-1] = "CREATE TABLE whole (x)"
 	s := openAt(t, path, Options{})
 	var half, whole, version int
 	if err := s.reader.QueryRowContext(t.Context(), `SELECT
@@ -224,7 +226,7 @@ func TestAFailedMigrationLeavesNothing(t *testing.T) {
 		(SELECT user_version FROM pragma_user_version)`).Scan(&half, &whole, &version); err != nil {
 		t.Fatal(err)
 	}
-	if half != 0 || whole != 1 || version != 2 {
+	if half != 0 || whole != 1 || version != SchemaVersion {
 		t.Errorf("half %d, whole %d, version %d", half, whole, version)
 	}
 	if live, err := s.Leases(t.Context(), LeaseFilter{}); err != nil || len(live) != 1 {

@@ -16,9 +16,12 @@ const applicationID = 0x53466f72 // "SFor"
 //go:embed migrations/0001.sql
 var migration1 string
 
+//go:embed migrations/0002.sql
+var migration2 string
+
 // migrations[i] brings a database from version i to i+1. A published migration
 // is never edited; later ones are appended.
-var migrations = []string{migration1}
+var migrations = []string{migration1, migration2}
 
 // SchemaVersion is the version (PRAGMA user_version) this build reads and writes.
 var SchemaVersion = len(migrations)

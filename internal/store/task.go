@@ -50,9 +50,11 @@ type Task struct {
 	CreatedAt  time.Time
 	StartedAt  time.Time // zero until the guest has confirmed the start
 	FinishedAt time.Time // zero while running
-	PID        int64     // in the guest; 0 until started
-	ExitCode   *int
-	Signal     string
+	// StopRequestedAt is when somebody began to stop it; zero if nobody did.
+	StopRequestedAt time.Time
+	PID             int64 // in the guest; 0 until started
+	ExitCode        *int
+	Signal          string
 	// ErrorMessage says what went wrong, in words.
 	ErrorMessage string
 	// OutcomeUnknown: the task is over, and nobody knows whether it had ended
@@ -87,12 +89,21 @@ type TaskEnd struct {
 	ErrorMessage   string
 	OutcomeUnknown bool
 	FinishedAt     time.Time // zero: now
-	StdoutBytes    int64     // totals
-	StderrBytes    int64
+	// StartedAt, PID and LogPath are as in TaskStarted, for a task whose start
+	// was not recorded apart; they do not replace what is recorded. Zero
+	// values say nothing.
+	StartedAt   time.Time
+	PID         int64
+	LogPath     string
+	StdoutBytes int64 // totals
+	StderrBytes int64
 	// StdoutTail and StderrTail are kept, the last TailBytes of each; both nil
 	// keeps none.
 	StdoutTail []byte
 	StderrTail []byte
+	// Event, if not nil, is recorded with the end; its task and instance are
+	// filled in.
+	Event *Event
 }
 
 // TaskFilter selects tasks. Zero fields select all.
@@ -162,7 +173,32 @@ func (s *Store) TaskStarted(ctx context.Context, taskID string, pid int64, start
 	})
 }
 
-// FinishTask records a task's end, once: on a finished task nothing is
+// RequestStop records, before a signal is sent, that a task is being stopped:
+// however and by whomever its end is then recorded, it is stopped. first is
+// false if somebody had asked before. On a finished task it fails like
+// FinishTask.
+func (s *Store) RequestStop(ctx context.Context, taskID string) (t Task, first bool, err error) {
+	t, err = s.changeTask(ctx, taskID, func(ctx context.Context, tx *sql.Tx) (Task, error) {
+		before, err := taskByID(ctx, tx, taskID)
+		if err != nil {
+			return before, err
+		}
+		first = before.StopRequestedAt.IsZero()
+		return scanTask(tx.QueryRowContext(ctx, sqlRequestStop, taskID, stamp(s.now())))
+	})
+	return t, first && err == nil, err
+}
+
+// WithdrawStop takes RequestStop back, for a signal that was certainly not
+// sent. On a finished task it fails like FinishTask.
+func (s *Store) WithdrawStop(ctx context.Context, taskID string) (Task, error) {
+	return s.changeTask(ctx, taskID, func(ctx context.Context, tx *sql.Tx) (Task, error) {
+		return scanTask(tx.QueryRowContext(ctx, sqlWithdrawStop, taskID))
+	})
+}
+
+// FinishTask records a task's end, once: a task that somebody asked to stop
+// ends as stopped whatever e says. On a finished task nothing is
 // written, the task is returned as it is, and the error is
 // TASK_ALREADY_FINISHED. An unknown id is TASK_NOT_FOUND.
 func (s *Store) FinishTask(ctx context.Context, taskID string, e TaskEnd) (Task, error) {
@@ -177,7 +213,7 @@ func (s *Store) FinishTask(ctx context.Context, taskID string, e TaskEnd) (Task,
 	}
 	return s.changeTask(ctx, taskID, func(ctx context.Context, tx *sql.Tx) (Task, error) {
 		t, err := scanTask(tx.QueryRowContext(ctx, sqlFinishTask, taskID, e.Status, stamp(at), e.ExitCode, e.Signal,
-			e.ErrorMessage, e.OutcomeUnknown, e.StdoutBytes, e.StderrBytes))
+			e.ErrorMessage, e.OutcomeUnknown, e.StdoutBytes, e.StderrBytes, stamp(e.StartedAt), e.PID, e.LogPath))
 		if err != nil {
 			return t, err
 		}
@@ -186,6 +222,13 @@ func (s *Store) FinishTask(ctx context.Context, taskID string, e TaskEnd) (Task,
 				return t, err
 			}
 			t.HasTails = true
+		}
+		if e.Event != nil {
+			ev := *e.Event
+			ev.InstanceID, ev.TaskID = t.InstanceID, t.TaskID
+			if err := s.addEvent(ctx, tx, ev); err != nil {
+				return t, err
+			}
 		}
 		return t, s.addEvent(ctx, tx, taskEvent(t))
 	})

@@ -4,7 +4,7 @@ import "database/sql"
 
 const taskColumns = `task_id, instance_id, kind, status, command, cwd, user, created_at, started_at, finished_at, pid,
 	exit_code, signal, error_message, outcome_unknown, log_path, stdout_bytes, stderr_bytes, request_id, owner_session,
-	holder_session, holder_pid, holder_boot, holder_start,
+	holder_session, holder_pid, holder_boot, holder_start, stop_requested_at,
 	EXISTS (SELECT 1 FROM task_tails WHERE task_tails.task_id = tasks.task_id)`
 
 func scanTask(row scanner) (Task, error) {
@@ -13,7 +13,7 @@ func scanTask(row scanner) (Task, error) {
 	err := row.Scan(&t.TaskID, &t.InstanceID, &t.Kind, &t.Status, &t.Command, &t.Cwd, &t.User,
 		unstamp{&t.CreatedAt}, unstamp{&t.StartedAt}, unstamp{&t.FinishedAt}, &t.PID,
 		&exit, &t.Signal, &t.ErrorMessage, &t.OutcomeUnknown, &t.LogPath, &t.StdoutBytes, &t.StderrBytes, &t.RequestID, &t.OwnerSession,
-		&t.Holder.Session, &t.Holder.PID, &t.Holder.Boot, &t.Holder.Start, &t.HasTails)
+		&t.Holder.Session, &t.Holder.PID, &t.Holder.Boot, &t.Holder.Start, unstamp{&t.StopRequestedAt}, &t.HasTails)
 	if exit.Valid {
 		t.ExitCode = &exit.V
 	}
@@ -27,8 +27,15 @@ const sqlInsertTask = `INSERT INTO tasks (task_id, instance_id, kind, status, co
 const sqlTaskStarted = `UPDATE tasks SET pid = ?2, started_at = ?3, log_path = ?4
 	WHERE task_id = ?1 AND status = 'running' RETURNING ` + taskColumns
 
-const sqlFinishTask = `UPDATE tasks SET status = ?2, finished_at = ?3, exit_code = ?4, signal = ?5, error_message = ?6,
-	outcome_unknown = ?7, stdout_bytes = max(stdout_bytes, ?8), stderr_bytes = max(stderr_bytes, ?9)
+const sqlRequestStop = `UPDATE tasks SET stop_requested_at = coalesce(stop_requested_at, ?2)
+	WHERE task_id = ?1 AND status = 'running' RETURNING ` + taskColumns
+
+const sqlWithdrawStop = `UPDATE tasks SET stop_requested_at = NULL WHERE task_id = ?1 AND status = 'running' RETURNING ` + taskColumns
+
+const sqlFinishTask = `UPDATE tasks SET status = CASE WHEN stop_requested_at IS NULL THEN ?2 ELSE 'stopped' END, finished_at = ?3, exit_code = ?4, signal = ?5, error_message = ?6,
+	outcome_unknown = ?7, stdout_bytes = max(stdout_bytes, ?8), stderr_bytes = max(stderr_bytes, ?9),
+	started_at = coalesce(started_at, ?10), pid = CASE pid WHEN 0 THEN ?11 ELSE pid END,
+	log_path = CASE log_path WHEN '' THEN ?12 ELSE log_path END
 	WHERE task_id = ?1 AND status = 'running' RETURNING ` + taskColumns
 
 const sqlEndTasks = `UPDATE tasks SET status = 'stopped', finished_at = ?2, error_message = ?3, outcome_unknown = 1

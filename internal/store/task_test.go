@@ -2,6 +2,7 @@ package store
 
 import (
 	"bytes"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -165,5 +166,88 @@ func TestTasksFilter(t *testing.T) {
 		if d := cmp.Diff(test.want, ids); d != "" {
 			t.Errorf("%s: %s", name, d)
 		}
+	}
+}
+
+// TestAStopIsRecordedByWhoeverSeesTheEnd: the wish to stop a task is in its
+// row, so that a second process that notices the end calls it stopped too.
+func TestAStopIsRecordedByWhoeverSeesTheEnd(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "leases.db")
+	s, other := openAt(t, path, Options{}), openAt(t, path, Options{})
+	l := leaseIn(t, s, Running)
+	task := startTask(t, s, l, TaskBackground)
+	asked, first, err := s.RequestStop(t.Context(), task.TaskID)
+	if err != nil || !first || asked.StopRequestedAt.IsZero() || asked.Status != TaskRunning {
+		t.Fatalf("asked to stop: %+v %v %v", asked, first, err)
+	}
+	if again, first, err := other.RequestStop(t.Context(), task.TaskID); err != nil || first || !again.StopRequestedAt.Equal(asked.StopRequestedAt) {
+		t.Errorf("asked again: %+v %v %v", again, first, err)
+	}
+	five := 5
+	done, err := other.FinishTask(t.Context(), task.TaskID, TaskEnd{Status: TaskFailed, ExitCode: &five})
+	if err != nil || done.Status != TaskStopped || *done.ExitCode != 5 {
+		t.Errorf("finished by another process: %+v %v", done, err)
+	}
+	_, _, err = s.RequestStop(t.Context(), task.TaskID)
+	wantCode(t, err, fault.TaskAlreadyFinished)
+	_, _, err = s.RequestStop(t.Context(), "task_x")
+	wantCode(t, err, fault.TaskNotFound)
+
+	task = startTask(t, s, l, TaskBackground)
+	if _, _, err := s.RequestStop(t.Context(), task.TaskID); err != nil {
+		t.Fatal(err)
+	}
+	if back, err := s.WithdrawStop(t.Context(), task.TaskID); err != nil || !back.StopRequestedAt.IsZero() {
+		t.Errorf("withdrawn: %+v %v", back, err)
+	}
+	if done, err := s.FinishTask(t.Context(), task.TaskID, TaskEnd{Status: TaskFailed}); err != nil || done.Status != TaskFailed {
+		t.Errorf("after the withdrawal: %+v %v", done, err)
+	}
+}
+
+// TestAnEndRecordsTheStartToo: one statement for a command whose start was not
+// recorded apart, which never replaces what is recorded.
+func TestAnEndRecordsTheStartToo(t *testing.T) {
+	s, c := open(t)
+	l := leaseIn(t, s, Running)
+	began := s.now()
+	c.advance(time.Second)
+	end := TaskEnd{Status: TaskFailed, StartedAt: began, PID: 7, LogPath: "/spool/7",
+		Event: &Event{What: "run_command", Outcome: OutcomeOK, Detail: []byte(`{"command":"make"}`)}}
+	plain, err := s.FinishTask(t.Context(), startTask(t, s, l, TaskCommand).TaskID, end)
+	if err != nil || !plain.StartedAt.Equal(began) || plain.PID != 7 || plain.LogPath != "/spool/7" {
+		t.Errorf("%+v %v", plain, err)
+	}
+	events, err := s.Events(t.Context(), EventFilter{TaskID: plain.TaskID, What: "run_command"})
+	if err != nil || len(events) != 1 || events[0].InstanceID != l.InstanceID || string(events[0].Detail) != `{"command":"make"}` {
+		t.Errorf("events %+v %v", events, err)
+	}
+	started, err := s.TaskStarted(t.Context(), startTask(t, s, l, TaskCommand).TaskID, 9, s.now(), "/spool/9")
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := s.FinishTask(t.Context(), started.TaskID, end)
+	if err != nil || !got.StartedAt.Equal(started.StartedAt) || got.PID != 9 || got.LogPath != "/spool/9" {
+		t.Errorf("what was recorded changed: %+v %v", got, err)
+	}
+	none, err := s.FinishTask(t.Context(), startTask(t, s, l, TaskCommand).TaskID, TaskEnd{Status: TaskFailed})
+	if err != nil || !none.StartedAt.IsZero() || none.PID != 0 || none.LogPath != "" {
+		t.Errorf("an end that says nothing of the start: %+v %v", none, err)
+	}
+}
+
+// TestTasksOfTheFirstSchema: rows of a database that an earlier build made stay.
+func TestTasksOfTheFirstSchema(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "leases.db")
+	m, v := migrations, SchemaVersion
+	migrations, SchemaVersion = m[:1], 1
+	defer func() { migrations, SchemaVersion = m, v }()
+	makeDB(t, path)
+	execIn(t, path, `INSERT INTO tasks (task_id, instance_id, kind, status, command, created_at)
+		SELECT 'task_000000000001', instance_id, 'command', 'running', 'make', 1 FROM leases`)
+	migrations, SchemaVersion = m, v
+	s := openAt(t, path, Options{})
+	if got, err := s.Task(t.Context(), "task_000000000001"); err != nil || got.Status != TaskRunning || !got.StopRequestedAt.IsZero() {
+		t.Errorf("%+v %v", got, err)
 	}
 }
