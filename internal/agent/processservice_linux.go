@@ -287,6 +287,9 @@ func (s processService) List(context.Context, *guestv1.ListRequest) (*guestv1.Li
 }
 
 func (s processService) Signal(_ context.Context, req *guestv1.SignalRequest) (*guestv1.SignalResponse, error) {
+	if req.Signal == int32(unix.SIGKILL) && validID(req.Id) {
+		s.a.procs.bury(req.Id)
+	}
 	p, err := s.ready(req.Id)
 	if err != nil {
 		return nil, err

@@ -36,6 +36,7 @@ type registry struct {
 
 	mu      sync.Mutex
 	procs   map[string]*process
+	killed  map[string]time.Time // ids that were killed before they were started; see bury
 	closed  bool
 	idle    chan *idleShim
 	refills chan struct{}
@@ -44,7 +45,7 @@ type registry struct {
 
 func newRegistry(a *Agent) *registry {
 	r := &registry{
-		a: a, bootID: bootID(), procs: map[string]*process{},
+		a: a, bootID: bootID(), procs: map[string]*process{}, killed: map[string]time.Time{},
 		idle: make(chan *idleShim, max(a.cfg.IdleShims, 1)), refills: make(chan struct{}, 1),
 	}
 	if a.cfg.IdleShims > 0 {
@@ -184,6 +185,48 @@ func (r *registry) get(id string) (*process, error) {
 	return p, nil
 }
 
+// A caller that gives up while its start is on the way kills an id that the
+// agent has not heard of; the start that comes in then must not run. So many
+// such ids are remembered, for so long: far longer than a request can be late.
+const (
+	maxKilled  = 1024
+	killedLife = 5 * time.Minute
+)
+
+// bury remembers that nothing may be started under an id any more, unless a
+// process has it already: every start is before the kill or refused.
+func (r *registry) bury(id string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.procs[id] != nil {
+		return
+	}
+	if len(r.killed) >= maxKilled {
+		oldest, at := "", time.Time{}
+		for k, t := range r.killed {
+			if time.Since(t) > killedLife {
+				delete(r.killed, k)
+			} else if oldest == "" || t.Before(at) {
+				oldest, at = k, t
+			}
+		}
+		if len(r.killed) >= maxKilled {
+			delete(r.killed, oldest)
+		}
+	}
+	r.killed[id] = time.Now()
+}
+
+// buried reports whether an id was killed lately. The caller holds mu.
+func (r *registry) buried(id string) bool {
+	at, ok := r.killed[id]
+	if ok && time.Since(at) > killedLife {
+		delete(r.killed, id)
+		ok = false
+	}
+	return ok
+}
+
 // start starts a process, or returns the one that has the id. It goes on when
 // ctx ends: a start is never half done.
 func (r *registry) start(ctx context.Context, id string, spec *guestv1.ProcessSpec) (p *process, existed bool, err error) {
@@ -206,6 +249,10 @@ func (r *registry) start(ctx context.Context, id string, spec *guestv1.ProcessSp
 			return nil, false, p.startErr
 		}
 		return p, true, nil
+	}
+	if r.buried(id) {
+		r.mu.Unlock()
+		return nil, false, connect.NewError(connect.CodeFailedPrecondition, fmt.Errorf("process %q was killed before it was started", id))
 	}
 	running := 0
 	for _, p := range r.procs {
