@@ -125,7 +125,10 @@ func serve(ctx context.Context) int {
 		}
 	}()
 	svc.StartSweeper()
-	server := mcpserver.New(mcpserver.Options{Service: svc, Logger: log, Session: settings.SessionID})
+	server := mcpserver.New(mcpserver.Options{
+		Service: svc, Logger: log, Session: settings.SessionID,
+		RefusePeer: newPeers(log, settings.HTTPToken != "").refuse,
+	})
 	if err := server.Serve(ctx, mcpserver.ConfigFrom(settings), stdio); err != nil && !errors.Is(err, context.Canceled) {
 		return failed(log, lines, err)
 	}

@@ -1,5 +1,6 @@
 // Package host measures the machine that VMs run on: processors, memory, disk
-// and what a process of ours really uses. It decides nothing.
+// and what a process of ours really uses. It also finds which process is at the
+// other end of a connection or holds a port. It decides nothing.
 //
 // Every figure is in bytes and read anew at each call.
 package host

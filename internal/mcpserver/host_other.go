@@ -9,8 +9,5 @@ func isAddrInUse(err error) bool {
 	return strings.Contains(err.Error(), "Only one usage of each socket address")
 }
 
-// portHolder is not known on this platform.
-func portHolder(int) string { return "" }
-
 // container is not detected on this platform.
 func container() string { return "" }

@@ -9,6 +9,8 @@ import (
 	"net/http"
 	"syscall"
 	"time"
+
+	"sandboxforge/internal/host"
 )
 
 // idleEnd is how long HTTP stays up, without a request, after the stdio client
@@ -137,7 +139,7 @@ func (s *Server) listen(ctx context.Context, cfg Config, used *activity) (*webSe
 	ln, err := lc.Listen(ctx, "tcp", cfg.address())
 	if err != nil {
 		if errors.Is(err, syscall.EADDRINUSE) || isAddrInUse(err) {
-			if who := portHolder(cfg.Port); who != "" {
+			if who := host.PortHolder(cfg.Port); who != "" {
 				return nil, fmt.Errorf("port %d is taken by %s: connect to that server, stop it, or set MCP_HTTP_PORT", cfg.Port, who)
 			}
 			return nil, fmt.Errorf("port %d is taken: stop what holds it, or set MCP_HTTP_PORT", cfg.Port)
@@ -145,7 +147,7 @@ func (s *Server) listen(ctx context.Context, cfg Config, used *activity) (*webSe
 		return nil, fmt.Errorf("cannot listen on MCP_HTTP_HOST=%q, MCP_HTTP_PORT=%d: %w", cfg.Host, cfg.Port, err)
 	}
 	return &webServer{
-		ln:  ln,
+		ln:  refuse(ln, s.opts.RefusePeer),
 		url: "http://" + ln.Addr().String() + endpoint,
 		srv: &http.Server{
 			Handler:           s.Handler(HTTPOptions{Loopback: cfg.loopback(), Token: cfg.Token}, used),

@@ -3,6 +3,7 @@ package mcpserver
 import (
 	"context"
 	"log/slog"
+	"net"
 	"time"
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
@@ -21,6 +22,10 @@ type Options struct {
 	Caller func(context.Context, Caller) context.Context
 	// Session is recorded as the owner of what a call creates.
 	Session string
+	// RefusePeer is asked once for each HTTP connection, before a byte of it is
+	// read. Connections it gives a reason for are closed; nil refuses none. It
+	// is called by one goroutine at a time and holds up other connections.
+	RefusePeer func(net.Conn) (reason string)
 
 	// For tests: how often progress may be sent, and how long a call may be
 	// silent. Zero for the defaults.
