@@ -37,7 +37,7 @@ func Up(ctx context.Context, r Request) (*UpResult, error) {
 	for {
 		err := u.once(ctx)
 		if errors.Is(err, errRestart) {
-			continue // bounded: a file that changed twice is left out
+			continue // bounded: each round counts against a file that leaveOut drops
 		}
 		if err != nil {
 			return nil, err
@@ -53,7 +53,34 @@ type uploader struct {
 	restarts map[string]int
 }
 
-const maxRestarts = 2
+// A file that has changed maxRestarts times while it was sent is left out, and
+// after maxRounds in all one change is enough.
+const (
+	maxRestarts = 2
+	maxRounds   = 10
+)
+
+// leaveOut takes those files out of the tree that the plan would send once more
+// although they do not keep still, and reports whether there were any.
+func (u *uploader) leaveOut(host Tree, pl *plan) bool {
+	rounds := 0
+	for _, n := range u.restarts {
+		rounds += n
+	}
+	limit := maxRestarts
+	if rounds >= maxRounds {
+		limit = 1
+	}
+	found := false
+	for _, p := range pl.write {
+		if u.restarts[p] >= limit && host[p].Kind == File {
+			host[p] = &Node{Kind: Other, Err: errChanging.Error()}
+			u.res.Skipped = append(u.res.Skipped, Problem{p, errChanging.Error()})
+			found = true
+		}
+	}
+	return found
+}
 
 func (u *uploader) once(ctx context.Context) error {
 	s, err := openSession(ctx, u.req, true)
@@ -64,13 +91,10 @@ func (u *uploader) once(ctx context.Context) error {
 	res := u.res
 	res.Exclude = s.host.exclude
 	res.Skipped = append([]Problem{}, s.host.skipped...)
-	for p, n := range u.restarts {
-		if h := s.host.tree[p]; n >= maxRestarts && h != nil && h.Kind == File && !h.Hashed {
-			s.host.tree[p] = &Node{Kind: Other, Err: errChanging.Error()}
-			res.Skipped = append(res.Skipped, Problem{p, errChanging.Error()})
-		}
-	}
 	pl := makePlan(s.anc, s.host.tree, s.guest.tree, true, Fail)
+	if u.leaveOut(s.host.tree, pl) {
+		pl = makePlan(s.anc, s.host.tree, s.guest.tree, true, Fail)
+	}
 	res.Conflicts = append([]Conflict{}, pl.conflicts...)
 	res.FilesUnchanged = pl.unchanged
 	res.GuestChanged = append([]string{}, pl.kept[:min(len(pl.kept), maxListed)]...)
