@@ -92,12 +92,25 @@ func (t *dirTree) parent(rel string) (dir int, base string, err error) {
 	return fd, base, err
 }
 
+// busyTries bounds retry: the pauses add up to half a second.
+const busyTries = 10
+
+// retry repeats a call that was interrupted, and for a moment one that says
+// EAGAIN: a rename meanwhile, or a lease on the file, which a process of the
+// guest may keep as long as it likes.
 func retry(f func() (int, error)) (int, error) {
-	for {
+	for try := 0; ; {
 		n, err := f()
-		if !errors.Is(err, unix.EINTR) && !errors.Is(err, unix.EAGAIN) {
+		switch {
+		case errors.Is(err, unix.EINTR):
+			continue
+		case !errors.Is(err, unix.EAGAIN):
 			return n, err
 		}
+		if try++; try == busyTries {
+			return n, err
+		}
+		time.Sleep(time.Millisecond << (try - 1))
 	}
 }
 
