@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"io/fs"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -211,6 +212,11 @@ func takeDir(ctx context.Context, o Options) (*flock.Flock, error) {
 				Next("try again; if it stays so, find the holder with `fuser %s`", lock.Path())
 		}
 		time.Sleep(lockPause)
+	}
+	// What is left of a killed predecessor must not be taken for the holder.
+	if err := os.Remove(filepath.Join(o.Dir, pidFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		lock.Close()
+		return nil, err
 	}
 	if _, err := ReadEnd(o.Dir); !errors.Is(err, ErrNoEnd) {
 		lock.Close()

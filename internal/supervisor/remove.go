@@ -52,9 +52,8 @@ func Remove(ctx context.Context, dir, runDir, name string) error {
 		if !on {
 			break
 		}
-		if !kill.IsZero() && time.Now().After(kill) {
+		if !kill.IsZero() && time.Now().After(kill) && killHolder(dir) {
 			kill = time.Time{}
-			killHolder(dir)
 		}
 		select {
 		case <-ctx.Done():
@@ -78,19 +77,28 @@ func Remove(ctx context.Context, dir, runDir, name string) error {
 	return nil
 }
 
-// killHolder kills the process that holds dir's lock. As long as the lock is
-// held, the pid in the directory is of its holder and of nobody else.
-func killHolder(dir string) {
+// killHolder kills the process that holds dir's lock and reports whether it
+// did. While the lock is held, the pid in the directory is of its holder, but
+// for the moment in which a new holder has not removed its predecessor's.
+func killHolder(dir string) bool {
 	b, err := readBounded(filepath.Join(dir, pidFile), 100)
 	if err != nil {
-		return
+		return false
 	}
 	pid, err := strconv.Atoi(strings.TrimSpace(string(b)))
 	if err != nil || pid <= 1 || pid == os.Getpid() {
-		return
+		return false
 	}
-	if p, err := os.FindProcess(pid); err == nil {
-		p.Kill()
-		p.Release()
+	// The handle (a pidfd on Linux) comes before the checks, so that what was
+	// checked is what is killed, even if the pid is given away meanwhile.
+	p, err := os.FindProcess(pid)
+	if err != nil {
+		return false
 	}
+	defer p.Release()
+	lock := filepath.Join(dir, lockFile)
+	if on, err := Running(dir); err != nil || !on || !mayHold(pid, lock) {
+		return false
+	}
+	return p.Kill() == nil
 }
