@@ -55,6 +55,9 @@ func (s *Service) teardown(ctx context.Context, l store.Lease, via store.Status,
 		}
 		if l.Status == store.Destroying || l.Status == store.Expiring {
 			via = l.Status // who came first chose
+			if l.EndReason != "" {
+				reason = l.EndReason
+			}
 			break
 		}
 		moved, err := s.store.Move(ctx, l.InstanceID, l.Generation, store.Move{To: via, Reason: reason})
