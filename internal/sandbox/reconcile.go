@@ -3,7 +3,6 @@ package sandbox
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
 	"sync"
@@ -335,19 +334,34 @@ func (s *Service) isBusy(id string) bool {
 func claimHome(home, db string) error {
 	mark := filepath.Join(home, "state", "lease-database")
 	if b, err := os.ReadFile(mark); err == nil && string(b) != db {
-		if _, err := os.Stat(string(b)); err == nil {
+		other, err := os.Stat(string(b))
+		ours, oursErr := os.Stat(db)
+		switch {
+		case err != nil: // gone
+		case oursErr == nil && os.SameFile(other, ours): // under another name
+		default:
 			return fault.New(fault.InvalidArgument, "the VMs in %s belong to the lease database %s, not to %s", home, b, db).
 				Because("LEASE_DB_PATH was changed while SANDBOXFORGE_HOME stayed the same").
 				Next("set LEASE_DB_PATH back, or give this database a SANDBOXFORGE_HOME of its own").
 				Next("or, if the old database is not wanted any more, destroy its instances and remove it")
 		}
 	}
-	tmp := fmt.Sprintf("%s.%d", mark, os.Getpid())
 	if err := os.MkdirAll(filepath.Dir(mark), 0o700); err != nil {
 		return err
 	}
-	if err := os.WriteFile(tmp, []byte(db), 0o600); err != nil {
+	f, err := os.CreateTemp(filepath.Dir(mark), ".lease-database-*")
+	if err != nil {
 		return err
 	}
-	return os.Rename(tmp, mark)
+	_, err = f.WriteString(db)
+	if err == nil {
+		err = f.Sync()
+	}
+	if err = errors.Join(err, f.Close()); err == nil {
+		err = os.Rename(f.Name(), mark)
+	}
+	if err != nil {
+		os.Remove(f.Name())
+	}
+	return err
 }
