@@ -111,6 +111,11 @@ func serve(ctx context.Context) int {
 	for _, w := range settings.Warnings {
 		log.Warn(w)
 	}
+	if dir, err := os.Getwd(); err == nil {
+		if old := config.OldDatabase(dir, settings); old != "" {
+			log.Warn("a lease database of the earlier version is left in the working directory: it is not used, and instances in it are not known here", "found", old, "used", settings.LeaseDBPath)
+		}
+	}
 	surviveBrokenPipes()
 	ctx, stop := signal.NotifyContext(ctx, endSignals...)
 	defer stop()
