@@ -2,7 +2,6 @@ package e2e
 
 import (
 	"errors"
-	"os"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -11,6 +10,7 @@ import (
 
 	"sandboxforge/internal/fault"
 	"sandboxforge/internal/sandbox"
+	"sandboxforge/internal/store"
 )
 
 // TestServerKilled kills the server while a task runs: the next one finds the
@@ -47,22 +47,32 @@ func TestServerKilled(t *testing.T) {
 func TestServerKilledWhileCreating(t *testing.T) {
 	for _, c := range []struct {
 		name string
-		when func(st *state) bool
+		when func(t testing.TB, st *state) (seen func() bool)
 	}{
-		{"when the lease is there", func(st *state) bool { return exists(filepath.Join(st.home, "state", "leases.db")) }},
-		{"when the disk is there", func(st *state) bool { return glob(st.home, "vms", "agent-*", "*") }},
-		{"when the supervisor runs", func(st *state) bool { return pidOf("__supervise", st.home) != 0 }},
-		{"when QEMU runs", func(st *state) bool { return pidOf("qemu-system", st.home) != 0 }},
+		{"when the lease is there", creatingLease},
+		{"when the disk is there", func(_ testing.TB, st *state) func() bool {
+			return func() bool { return glob(st.home, "vms", "agent-*", "*") }
+		}},
+		{"when the supervisor runs", func(_ testing.TB, st *state) func() bool {
+			return func() bool { return pidOf("__supervise", st.home) != 0 }
+		}},
+		{"when QEMU runs", func(_ testing.TB, st *state) func() bool {
+			return func() bool { return pidOf("qemu-system", st.home) != 0 }
+		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			st := newState(t)
 			sv := st.start(t)
+			seen := c.when(t, st)
+			if seen() {
+				t.Fatal("seen before there is anything")
+			}
 			go func() {
 				ctx, cancel := contextFor(bootDeadline)
 				defer cancel()
 				_ = sv.call(ctx, "create_instance", minimal(st.workspace), nil)
 			}()
-			await(t, time.Minute, func() bool { return c.when(st) })
+			await(t, time.Minute, seen)
 			sv.kill(t)
 
 			next := st.start(t)
@@ -77,6 +87,28 @@ func TestServerKilledWhileCreating(t *testing.T) {
 				t.Error("files of the instance are left")
 			}
 		})
+	}
+}
+
+// creatingLease reports whether the database of a running server has the lease
+// of an instance that is being made.
+func creatingLease(t testing.TB, st *state) func() bool {
+	t.Helper()
+	db, err := store.Open(t.Context(), store.Options{Path: filepath.Join(st.home, "state", "leases.db"), Self: store.Self("e2e")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := db.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return func() bool {
+		l, err := db.Leases(t.Context(), store.LeaseFilter{Statuses: []store.Status{store.Creating}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(l) > 0
 	}
 }
 
@@ -250,8 +282,6 @@ func TestReadOnlyHome(t *testing.T) {
 		t.Errorf("a server with a read-only home: %v", err)
 	}
 }
-
-func exists(path string) bool { _, err := os.Stat(path); return err == nil }
 
 func glob(parts ...string) bool {
 	m, _ := filepath.Glob(filepath.Join(parts...))
