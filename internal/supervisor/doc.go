@@ -22,9 +22,12 @@
 //
 //   - At most one supervisor per directory: the lock on Dir/supervisor.lock is
 //     held for the life of the process. Who loses the race joins the winner.
-//   - A VM ends no later than its deadline, counted on a clock that goes on
-//     while the host sleeps and that setting the time does not move, with or
-//     without a server.
+//   - A VM begins to end no later than at its deadline, counted on a clock that
+//     goes on while the host sleeps and that setting the time does not move,
+//     with or without a server. What the guest can gain from there is bounded:
+//     Tuning.TailTimeout for its tasks' output, 2 s for its agent to take the
+//     power-off, Tuning.ExpiryGrace to do it and the 2 s that QEMU has to leave,
+//     12 s in all by default; then it is killed.
 //   - When a supervisor ends in order, Dir/end.json says why and what the tasks
 //     last printed. No end.json and no lock held means that it was killed; its
 //     VM died with it where the backend says DiesWithOwner.
