@@ -115,8 +115,9 @@ type logStream struct {
 }
 
 func streamTask(ctx context.Context, env *Env, svc Service, id string, f logsFlags) error {
+	tail := min(max(f.tail, 1), 100_000) // what get_task_logs takes
 	if f.asJSON {
-		r, err := svc.GetTaskLogs(ctx, sandbox.GetTaskLogsRequest{TaskID: id, Tail: &f.tail, Stream: f.stream})
+		r, err := svc.GetTaskLogs(ctx, sandbox.GetTaskLogsRequest{TaskID: id, Tail: &tail, Stream: f.stream})
 		if err != nil {
 			return err
 		}
@@ -130,11 +131,13 @@ func streamTask(ctx context.Context, env *Env, svc Service, id string, f logsFla
 	}
 	running := false
 	for _, s := range streams {
-		r, err := svc.GetTaskLogs(ctx, sandbox.GetTaskLogsRequest{TaskID: id, Tail: &f.tail, Stream: s.name})
+		r, err := svc.GetTaskLogs(ctx, sandbox.GetTaskLogsRequest{TaskID: id, Tail: &tail, Stream: s.name})
 		if err != nil {
 			return err
 		}
-		io.WriteString(s.w, r.Logs)
+		if f.tail > 0 {
+			io.WriteString(s.w, r.Logs)
+		}
 		s.offset = r.NextOffset
 		running = running || r.Status == "running"
 	}

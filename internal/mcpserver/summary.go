@@ -129,6 +129,9 @@ func textTask(r *sandbox.Task) string {
 
 func textLogs(r *sandbox.GetTaskLogsResult) string {
 	s := fmt.Sprintf("Task %s is %s; next offset %d of %d bytes.", r.TaskID, r.Status, r.NextOffset, r.TotalBytes)
+	if r.Stream == "both" {
+		s = fmt.Sprintf("Task %s is %s; %d bytes in both streams.", r.TaskID, r.Status, r.TotalBytes)
+	}
 	if r.DroppedBytes > 0 {
 		s += fmt.Sprintf(" %d bytes were dropped.", r.DroppedBytes)
 	}

@@ -284,7 +284,9 @@ type GetTaskLogsRequest struct {
 	MaxBytes *int64 `json:"max_bytes,omitempty" jsonschema:"Most bytes to return, default 65536."`
 }
 
-// GetTaskLogsResult is a piece of a task's output.
+// GetTaskLogsResult is a piece of a task's output. NextOffset goes on in the
+// one stream that was asked for; with both it is 0, because each stream has
+// offsets of its own.
 type GetTaskLogsResult struct {
 	TaskID       string `json:"task_id"`
 	InstanceID   string `json:"instance_id"`
@@ -321,7 +323,8 @@ type ListTasksRequest struct {
 
 // ListTasksResult is newest first.
 type ListTasksResult struct {
-	Tasks []Task `json:"tasks"`
+	Tasks     []Task `json:"tasks"`
+	Truncated bool   `json:"truncated,omitempty"` // more matched: ask with instance_id or status
 }
 
 // CopyRequest is copy_to_instance and copy_from_instance.

@@ -4,8 +4,8 @@ import (
 	"context"
 	"errors"
 	"io"
+	"sync"
 	"syscall"
-	"time"
 
 	"sandboxforge/internal/fault"
 	"sandboxforge/internal/guest"
@@ -67,27 +67,59 @@ func (s *Service) Exec(ctx context.Context, o ExecOptions) (*ExecResult, error) 
 		sp.TTY, sp.Rows, sp.Cols = true, o.TTY.Rows, o.TTY.Cols
 	}
 	p, err := s.execAttached(ctx, g, task.TaskID, sp, o)
-	if err != nil && ctx.Err() != nil {
-		if p, kerr := s.kill(ctx, g, task.TaskID); kerr == nil {
-			end := taskEnd(p)
-			end.Status = store.TaskStopped
-			s.finishTask(ctx, task.TaskID, end)
+	var end store.TaskEnd
+	var f error
+	var noOutput *outputError
+	cancelled := err != nil && ctx.Err() != nil
+	failed := errors.As(err, &noOutput)
+	switch {
+	case cancelled || failed:
+		var kerr error
+		p, kerr = s.kill(ctx, g, task.TaskID)
+		end = taskEnd(p)
+		end.Status = store.TaskStopped
+		switch {
+		case kerr != nil || !p.Ended():
+			end.Status = ""
+			f = fault.Wrap(errors.Join(err, kerr), fault.OutcomeUnknown, "the command was to be killed, but the guest did not confirm that it ended").
+				With("task_id", task.TaskID).Next("call stop_task with task_id %s", task.TaskID)
+		case cancelled:
+			f = fault.Wrap(context.Cause(ctx), fault.Cancelled, "the command was cancelled and its process tree killed")
+		default:
+			f = fault.Wrap(noOutput.err, fault.Internal, "the command's output could not be written, and its process tree was killed").
+				With("task_id", task.TaskID).
+				Next("make room where the output goes, and run the command again")
 		}
-		return nil, fault.Wrap(context.Cause(ctx), fault.Cancelled, "the command was cancelled and its process tree killed")
-	}
-	if err != nil {
-		f := s.guestFault(ctx, l, "exec", err)
+	case err != nil:
+		f = s.guestFault(ctx, l, "exec", err)
 		if fault.Is(f, fault.InvalidArgument) {
-			s.finishTask(ctx, task.TaskID, store.TaskEnd{Status: store.TaskFailed, ErrorMessage: err.Error(), FinishedAt: s.now()})
+			end = store.TaskEnd{Status: store.TaskFailed, ErrorMessage: err.Error(), FinishedAt: s.now()}
 		}
+	default:
+		end = taskEnd(p)
+	}
+	event := commandEvent("exec", shellQuote(o.Argv), task, f)
+	if end.Status != "" {
+		end.Event = &event
+		s.finishTask(ctx, task.TaskID, end)
+	} else {
+		// It may go on in the guest: whoever looks next settles its row.
+		s.recordEvent(ctx, event)
+	}
+	if f != nil {
 		return nil, f
 	}
-	s.finishTask(ctx, task.TaskID, taskEnd(p))
 	return &ExecResult{
 		InstanceID: l.InstanceID, ExitCode: exitCode(p), Signal: signalName(p.Signal),
 		DurationMS: max(0, p.FinishedAt.Sub(p.StartedAt).Milliseconds()),
 	}, nil
 }
+
+// outputError is the caller's own stream that failed, not the guest.
+type outputError struct{ err error }
+
+func (e *outputError) Error() string { return "writing the output: " + e.err.Error() }
+func (e *outputError) Unwrap() error { return e.err }
 
 func (s *Service) execAttached(ctx context.Context, g *guest.Client, id string, sp guest.Spec, o ExecOptions) (guest.Process, error) {
 	if _, _, err := g.Start(ctx, id, sp); err != nil {
@@ -97,14 +129,16 @@ func (s *Service) execAttached(ctx context.Context, g *guest.Client, id string, 
 	if err != nil {
 		return guest.Process{}, err
 	}
-	defer at.Close()
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer at.Close() // ends a send that is stuck
 	feed, stop := context.WithCancel(ctx)
 	defer stop()
 	if o.Stdin != nil {
 		// Not waited for: a Read of a terminal cannot be interrupted.
 		go feedStdin(feed, at, o.Stdin)
 	}
-	go func() {
+	wg.Go(func() {
 		var resize <-chan WindowSize
 		if o.TTY != nil {
 			resize = o.TTY.Resize
@@ -128,7 +162,7 @@ func (s *Service) execAttached(ctx context.Context, g *guest.Client, id string, 
 				_ = at.Signal(n)
 			}
 		}
-	}()
+	})
 	var seen guest.Offsets
 	write := func(out guest.Output) error {
 		w, off := o.Stdout, &seen.Stdout
@@ -136,27 +170,36 @@ func (s *Service) execAttached(ctx context.Context, g *guest.Client, id string, 
 			w, off = o.Stderr, &seen.Stderr
 		}
 		*off = out.Offset + uint64(len(out.Data))
-		_, err := w.Write(out.Data)
-		return err
+		// Nobody reads any more: that is for the caller, who may end it, to
+		// decide.
+		if _, err := w.Write(out.Data); err != nil && !errors.Is(err, syscall.EPIPE) {
+			return &outputError{err}
+		}
+		return nil
 	}
 	for {
 		ev, err := at.Next()
 		switch {
-		case errors.Is(err, io.EOF):
-			return g.Get(ctx, id, time.Second)
-		case err != nil && errors.Is(err, guest.ErrUnavailable):
+		case errors.Is(err, io.EOF), err != nil && errors.Is(err, guest.ErrUnavailable) && ctx.Err() == nil:
 			// The link broke: input is gone with it, output goes on.
-			var werr error
-			p, err := g.Follow(ctx, id, seen, func(out guest.Output) {
-				if werr == nil {
-					werr = write(out)
+			follow, cancel := context.WithCancelCause(ctx)
+			defer cancel(nil)
+			p, err := g.Follow(follow, id, seen, func(out guest.Output) {
+				if follow.Err() == nil {
+					if werr := write(out); werr != nil {
+						cancel(werr)
+					}
 				}
 			})
-			return p, errors.Join(err, werr)
+			var noOutput *outputError
+			if errors.As(context.Cause(follow), &noOutput) {
+				err = noOutput
+			}
+			return p, err
 		case err != nil:
 			return guest.Process{}, err
 		case ev.Output != nil:
-			if err := write(*ev.Output); err != nil && !errors.Is(err, syscall.EPIPE) {
+			if err := write(*ev.Output); err != nil {
 				return guest.Process{}, err
 			}
 		case ev.Ended != nil:

@@ -75,9 +75,6 @@ type Service struct {
 	busyMu    sync.Mutex
 	busyWith  map[string]int // leases that this process is moving
 
-	stopMu  sync.Mutex
-	stopped map[string]int // tasks that stop_task is ending now
-
 	// root ends when the service closes; background work hangs on it.
 	root   context.Context
 	cancel context.CancelFunc

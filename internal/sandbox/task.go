@@ -3,6 +3,7 @@ package sandbox
 import (
 	"context"
 	"errors"
+	"sync"
 	"time"
 
 	"sandboxforge/internal/fault"
@@ -39,39 +40,69 @@ func taskIDOf(r *StartBackgroundTaskResult) string {
 }
 
 func (s *Service) startTask(ctx context.Context, c commandSpec, req *store.Request) (*StartBackgroundTaskResult, bool, error) {
+	var task store.Task
+	var err error
+	again := req != nil && req.TaskID != ""
+	if again {
+		// A process that died had begun this very start: what was started is
+		// never started again.
+		if task, err = s.store.Task(ctx, req.TaskID); err != nil {
+			return nil, true, err
+		}
+		if !task.StartedAt.IsZero() {
+			return startResult(task), true, nil
+		}
+		if task.Status.Finished() {
+			return nil, true, fault.New(fault.OutcomeUnknown, "task %s was begun by a server process that died, and is %s", task.TaskID, task.Status).
+				Because("%s", orText(task.ErrorMessage, "its start was not recorded")).
+				With("task_id", task.TaskID).With("instance_id", task.InstanceID).With("status", string(task.Status)).
+				Next("call get_task_status and get_task_logs for %s to see what it did", task.TaskID).
+				Next("to start it once more, use a new request_id")
+		}
+	}
 	l, g, err := s.bound(ctx, c.instanceID)
 	if err != nil {
-		return nil, false, err
+		return nil, again, err
 	}
-	var task store.Task
-	if req != nil && req.TaskID != "" {
-		task, err = s.store.Task(ctx, req.TaskID)
-	} else {
+	if !again {
 		task, err = s.store.InsertTask(ctx, store.NewTask{
 			InstanceID: l.InstanceID, Kind: store.TaskBackground, Command: c.command, Cwd: c.cwd, Request: req,
 		})
-	}
-	if err != nil {
-		return nil, false, err
+		if err != nil {
+			return nil, false, err
+		}
 	}
 	// Once the row is there the start is finished even if the caller leaves:
 	// else a task could run that nobody was told of and that says it failed.
-	work, cancel := detached(ctx, 30*time.Second)
+	work, cancel := detached(ctx, answerWithin)
 	defer cancel()
 	p, _, err := g.Start(work, task.TaskID, s.guestSpec(l, c))
+	if unanswered(err) {
+		return nil, true, fault.Wrap(err, fault.OutcomeUnknown, "the guest did not say within %v whether it started the task", answerWithin).
+			Because("the guest hangs or is overloaded").
+			With("task_id", task.TaskID).With("instance_id", l.InstanceID).
+			Next("call get_task_status with task_id %s in a while", task.TaskID)
+	}
 	if err != nil {
-		f := s.guestFault(work, l, "start_background_task", err)
+		f := s.guestFault(context.WithoutCancel(ctx), l, "start_background_task", err)
 		if fault.CodeOf(f) == fault.InvalidArgument {
-			s.finishTask(work, task.TaskID, store.TaskEnd{Status: store.TaskFailed, ErrorMessage: err.Error(), FinishedAt: s.now()})
+			s.finishTask(ctx, task.TaskID, store.TaskEnd{Status: store.TaskFailed, ErrorMessage: err.Error(), FinishedAt: s.now()})
 		}
 		return nil, true, f
 	}
-	if task, err = s.store.TaskStarted(work, task.TaskID, int64(p.PID), p.StartedAt, p.SpoolPath); err != nil {
+	note, cancel := detached(ctx, 10*time.Second)
+	defer cancel()
+	task, err = s.store.TaskStarted(note, task.TaskID, int64(p.PID), p.StartedAt, p.SpoolPath)
+	if err != nil && !fault.Is(err, fault.TaskAlreadyFinished) { // somebody saw its end already
 		return nil, true, err
 	}
+	return startResult(task), true, nil
+}
+
+func startResult(t store.Task) *StartBackgroundTaskResult {
 	return &StartBackgroundTaskResult{
-		TaskID: task.TaskID, InstanceID: l.InstanceID, Status: string(store.TaskRunning), PID: p.PID, LogPath: p.SpoolPath,
-	}, true, nil
+		TaskID: t.TaskID, InstanceID: t.InstanceID, Status: string(t.Status), PID: int(t.PID), LogPath: t.LogPath,
+	}
 }
 
 // GetTaskStatus says how a task is, after waiting for its end if that is
@@ -106,17 +137,26 @@ func (s *Service) refresh(ctx context.Context, id string, wait time.Duration) (s
 		}
 		return t, err
 	}
+	return s.settle(ctx, t, l, g, wait)
+}
+
+// settle brings the row of a running task up to what its guest says, after
+// waiting as long as wait for its end.
+func (s *Service) settle(ctx context.Context, t store.Task, l store.Lease, g *guest.Client, wait time.Duration) (store.Task, error) {
+	id := t.TaskID
 	deadline := time.Now().Add(wait)
 	for {
 		// Short waits, so that a waiting client hears that all is well and a
 		// broken link is noticed.
 		step := min(max(0, time.Until(deadline)), 5*time.Second)
-		p, err := g.Get(ctx, id, step)
+		call, cancel := context.WithTimeout(ctx, step+answerWithin)
+		p, err := g.Get(call, id, step)
+		cancel()
 		if errors.Is(err, guest.ErrNotFound) {
 			return s.neverStarted(ctx, t)
 		}
 		if err != nil {
-			f := s.guestFault(ctx, l, "the task's status", err)
+			f := s.silent(ctx, l, "the task's status", err)
 			// Where the VM has ended, settling its lease settled the task.
 			if now, serr := s.store.Task(context.WithoutCancel(ctx), id); serr == nil && now.Status != store.TaskRunning {
 				return now, nil
@@ -125,10 +165,13 @@ func (s *Service) refresh(ctx context.Context, id string, wait time.Duration) (s
 		}
 		if p.Ended() {
 			end := taskEnd(p)
-			if p.TimedOut || s.stopping(id) {
+			if p.TimedOut {
 				end.Status = store.TaskStopped
 			}
-			done, err := s.store.FinishTask(ctx, id, end)
+			// Also for a caller that leaves now, whoever looks next is told.
+			note, cancel := detached(ctx, 10*time.Second)
+			done, err := s.store.FinishTask(note, id, end)
+			cancel()
 			if err != nil && !fault.Is(err, fault.TaskAlreadyFinished) {
 				return t, err
 			}
@@ -178,47 +221,76 @@ func (s *Service) StopTask(ctx context.Context, r StopTaskRequest) (*StopTaskRes
 		return nil, err
 	}
 	if t.Status != store.TaskRunning {
-		return nil, fault.New(fault.TaskAlreadyFinished, "task %s has already finished: %s", t.TaskID, t.Status).
-			With("task_id", t.TaskID).With("status", string(t.Status)).With("exit_code", t.ExitCode).
-			Next("read its output with get_task_logs")
+		return nil, alreadyFinished(t)
 	}
 	l, g, err := s.live(ctx, t.InstanceID)
 	if err != nil {
 		return nil, err
 	}
-	s.markStopping(t.TaskID)
-	defer s.unmarkStopping(t.TaskID)
-	work, cancel := detached(ctx, stopTaskGrace+30*time.Second)
+	work, cancel := detached(ctx, stopTaskGrace+answerWithin)
 	defer cancel()
+	// Before the signal: whoever sees the end first, in whatever process, then
+	// records that the task was stopped.
+	t, first, err := s.store.RequestStop(work, t.TaskID)
+	if err != nil {
+		if fault.Is(err, fault.TaskAlreadyFinished) {
+			err = alreadyFinished(t)
+		}
+		return nil, err
+	}
 	report(ctx, Progress{Stage: "stop", Message: "stopping " + t.TaskID})
 
 	p, err := stopProcess(work, g, t.TaskID, r.Force)
-	if err == nil && !p.Ended() {
+	if errors.Is(err, guest.ErrNotFound) {
+		// It was not started yet, and now the guest refuses to start it.
+		p, err = s.killedUnstarted(t.TaskID), nil
+	}
+	switch {
+	case err == nil && !p.Ended():
 		err = fault.New(fault.OutcomeUnknown, "task %s did not end although it was killed", t.TaskID).
 			Because("a process is stuck in the guest's kernel").
+			With("task_id", t.TaskID).
 			Next("call get_task_status later, or destroy the instance")
+	case unanswered(err):
+		err = fault.Wrap(err, fault.OutcomeUnknown, "the guest did not confirm that task %s ended", t.TaskID).
+			Because("the guest hangs or is overloaded").
+			With("task_id", t.TaskID).
+			Next("call stop_task again, with force, or destroy the instance")
 	}
 	if err != nil {
-		err = s.guestFault(work, l, "stop_task", err)
+		s.unsent(ctx, t.TaskID, first, err)
+		err = s.guestFault(context.WithoutCancel(ctx), l, "stop_task", err)
 		s.record(ctx, "stop_task", t.InstanceID, t.TaskID, err, nil)
 		return nil, err
 	}
 	end := taskEnd(p)
 	end.Status = store.TaskStopped
-	done, err := s.store.FinishTask(work, t.TaskID, end)
+	note, cancelNote := detached(ctx, 10*time.Second)
+	defer cancelNote()
+	done, err := s.store.FinishTask(note, t.TaskID, end)
 	if err != nil && !fault.Is(err, fault.TaskAlreadyFinished) {
 		return nil, err
 	}
 	s.record(ctx, "stop_task", t.InstanceID, t.TaskID, nil, map[string]any{"force": r.Force})
 	v := taskView(done)
-	return &StopTaskResult{TaskID: t.TaskID, InstanceID: t.InstanceID, Status: string(store.TaskStopped), ExitCode: v.ExitCode, Signal: v.Signal}, nil
+	return &StopTaskResult{TaskID: t.TaskID, InstanceID: t.InstanceID, Status: string(done.Status), ExitCode: v.ExitCode, Signal: v.Signal}, nil
+}
+
+func alreadyFinished(t store.Task) error {
+	return fault.New(fault.TaskAlreadyFinished, "task %s has already finished: %s", t.TaskID, t.Status).
+		With("task_id", t.TaskID).With("status", string(t.Status)).With("exit_code", t.ExitCode).
+		Next("read its output with get_task_logs")
 }
 
 // stopProcess sends SIGTERM to the whole tree and, after the grace or at once
-// with force, SIGKILL.
+// with force, SIGKILL. A process that the guest does not know is killed too,
+// so that it cannot be started any more; the error is still ErrNotFound.
 func stopProcess(ctx context.Context, g *guest.Client, id string, force bool) (guest.Process, error) {
 	if !force {
 		p, err := g.Signal(ctx, id, sigTERM, true)
+		if errors.Is(err, guest.ErrNotFound) {
+			return stopProcess(ctx, g, id, true)
+		}
 		if err != nil || p.Ended() {
 			return p, err
 		}
@@ -237,9 +309,14 @@ func stopProcess(ctx context.Context, g *guest.Client, id string, force bool) (g
 	return g.Get(ctx, id, 15*time.Second)
 }
 
-// ListTasks lists tasks, newest first, without asking the guests.
+// maxListed bounds the tasks that one list_tasks returns.
+const maxListed = 500
+
+// ListTasks lists tasks, newest first, after asking the guests, briefly, what
+// ended since somebody looked last. Where there are more than fit, the oldest
+// are left out, those that run last of all.
 func (s *Service) ListTasks(ctx context.Context, r ListTasksRequest) (*ListTasksResult, error) {
-	f := store.TaskFilter{InstanceID: r.InstanceID, Limit: 500}
+	f := store.TaskFilter{InstanceID: r.InstanceID, Limit: maxListed + 1}
 	switch r.Status {
 	case "", "running", "succeeded", "failed", "stopped":
 		f.Status = store.TaskStatus(r.Status)
@@ -260,82 +337,109 @@ func (s *Service) ListTasks(ctx context.Context, r ListTasksRequest) (*ListTasks
 			return nil, err
 		}
 	}
-	rows, err := s.store.Tasks(ctx, store.TaskFilter{InstanceID: f.InstanceID, Kind: f.Kind, Limit: f.Limit})
+	running := store.TaskFilter{InstanceID: f.InstanceID, Kind: f.Kind, Status: store.TaskRunning}
+	rows, err := s.store.Tasks(ctx, running)
 	if err != nil {
 		return nil, err
 	}
-	// What ended since somebody looked last is only known to the guests.
 	s.settleTasks(ctx, rows)
-	out := &ListTasksResult{Tasks: []Task{}}
-	for _, t := range rows {
-		if f.Status == "" || t.Status == f.Status {
-			out.Tasks = append(out.Tasks, *taskView(t))
+
+	all, err := s.store.Tasks(ctx, f)
+	if err != nil {
+		return nil, err
+	}
+	truncated := len(all) > maxListed
+	if truncated && f.Status == "" {
+		running.Limit = maxListed + 1
+		if rows, err = s.store.Tasks(ctx, running); err != nil {
+			return nil, err
 		}
+		all = newestAndRunning(all, rows)
+	}
+	out := &ListTasksResult{Tasks: []Task{}, Truncated: truncated}
+	for _, t := range all[:min(len(all), maxListed)] {
+		out.Tasks = append(out.Tasks, *taskView(t))
 	}
 	return out, nil
 }
 
-// settleTasks updates running rows in place from what the guests say, one
-// question for each instance. A guest that does not answer leaves its rows.
+// newestAndRunning is maxListed tasks, newest first: what runs, and the newest
+// of the others. Both lists are newest first, and newest may lack the older
+// ones of running.
+func newestAndRunning(newest, running []store.Task) []store.Task {
+	room := max(0, maxListed-len(running))
+	listed := map[string]bool{}
+	var all []store.Task
+	for _, t := range newest {
+		runs := t.Status == store.TaskRunning
+		if !runs && room == 0 {
+			continue
+		}
+		if !runs {
+			room--
+		}
+		listed[t.TaskID] = true
+		all = append(all, t)
+	}
+	for _, t := range running {
+		if !listed[t.TaskID] {
+			all = append(all, t)
+		}
+	}
+	return all[:min(len(all), maxListed)]
+}
+
+// settleWithin bounds what list_tasks waits for a guest.
+const settleWithin = 5 * time.Second
+
+// settleTasks records what the guests say of running tasks, with one question
+// for each instance, all at once. A guest that does not answer leaves its rows.
 func (s *Service) settleTasks(ctx context.Context, rows []store.Task) {
-	running := map[string][]int{}
-	for i, t := range rows {
-		if t.Status == store.TaskRunning {
-			running[t.InstanceID] = append(running[t.InstanceID], i)
-		}
+	running := map[string][]store.Task{}
+	for _, t := range rows {
+		running[t.InstanceID] = append(running[t.InstanceID], t)
 	}
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
-	defer cancel()
-	for id, at := range running {
-		_, g, err := s.live(ctx, id)
-		if err == nil {
-			var ps []guest.Process
-			if ps, err = g.List(ctx); err == nil {
-				ended := map[string]bool{}
-				for _, p := range ps {
-					ended[p.ID] = p.Ended()
-				}
-				for _, i := range at {
-					if ended[rows[i].TaskID] {
-						if t, err := s.refresh(ctx, rows[i].TaskID, 0); err == nil {
-							rows[i] = t
-						}
-					}
-				}
-				continue
+	var wg sync.WaitGroup
+	for id, tasks := range running {
+		wg.Go(func() {
+			ctx, cancel := context.WithTimeout(ctx, settleWithin)
+			defer cancel()
+			l, g, err := s.peek(ctx, id)
+			if err != nil {
+				return // if the VM is gone, this recorded the ends
 			}
-		}
-		for _, i := range at {
-			if t, err := s.store.Task(ctx, rows[i].TaskID); err == nil {
-				rows[i] = t
+			ps, err := g.List(ctx)
+			if err != nil {
+				return
 			}
-		}
+			known := map[string]guest.Process{}
+			for _, p := range ps {
+				known[p.ID] = p
+			}
+			for _, t := range tasks {
+				if p, ok := known[t.TaskID]; ok && !p.Ended() && !t.StartedAt.IsZero() {
+					continue
+				}
+				if _, err := s.settle(ctx, t, l, g, 0); err != nil {
+					s.log.Debug("task not settled", "task", t.TaskID, "error", err)
+				}
+			}
+		})
 	}
+	wg.Wait()
 }
 
-// markStopping notes that stop_task is ending a process, so that whoever
-// notices its end first calls it stopped and not failed.
-func (s *Service) markStopping(id string) {
-	s.stopMu.Lock()
-	defer s.stopMu.Unlock()
-	if s.stopped == nil {
-		s.stopped = map[string]int{}
+// peek is live for a look that is no use of the instance.
+func (s *Service) peek(ctx context.Context, instanceID string) (store.Lease, *guest.Client, error) {
+	l, err := s.store.LiveLease(ctx, instanceID)
+	if err != nil {
+		return store.Lease{}, nil, s.ended(ctx, instanceID, err)
 	}
-	s.stopped[id]++
-}
-
-func (s *Service) unmarkStopping(id string) {
-	s.stopMu.Lock()
-	defer s.stopMu.Unlock()
-	if s.stopped[id]--; s.stopped[id] <= 0 {
-		delete(s.stopped, id)
+	c, err := s.links.get(ctx, l.BackendInstanceName)
+	if err != nil {
+		return store.Lease{}, nil, s.unreachable(ctx, l, err)
 	}
-}
-
-func (s *Service) stopping(id string) bool {
-	s.stopMu.Lock()
-	defer s.stopMu.Unlock()
-	return s.stopped[id] > 0
+	return l, c.Guest(), nil
 }
 
 func taskView(t store.Task) *Task {

@@ -15,6 +15,7 @@ import (
 // Bounds of get_task_logs.
 const (
 	defaultTailLines = 500
+	maxTailLines     = 100_000
 	defaultLogBytes  = 64 << 10
 	maxLogBytes      = 1 << 20
 )
@@ -25,8 +26,8 @@ func (s *Service) GetTaskLogs(ctx context.Context, r GetTaskLogsRequest) (*GetTa
 	tail := orDefault(r.Tail, defaultTailLines)
 	size := orDefault(r.MaxBytes, defaultLogBytes)
 	switch {
-	case tail < 0 || tail > 1_000_000:
-		return nil, fault.New(fault.InvalidArgument, "tail is %d; it must be from 0 to 1000000", tail)
+	case tail < 1 || tail > maxTailLines:
+		return nil, fault.New(fault.InvalidArgument, "tail is %d; it must be from 1 to %d", tail, maxTailLines)
 	case size < 1 || size > maxLogBytes:
 		return nil, fault.New(fault.InvalidArgument, "max_bytes is %d; it must be from 1 to %d", size, maxLogBytes)
 	case r.Offset != nil && *r.Offset < 0:
@@ -44,6 +45,7 @@ func (s *Service) GetTaskLogs(ctx context.Context, r GetTaskLogsRequest) (*GetTa
 		streams = []guest.Stream{guest.Stderr}
 	case "both":
 		streams = []guest.Stream{guest.Stdout, guest.Stderr}
+		size = max(1, size/2)
 		if r.Offset != nil {
 			return nil, fault.New(fault.InvalidArgument, "offset needs stream stdout or stderr, because each has offsets of its own").
 				Next("repeat the call with stream: \"stdout\"")
@@ -53,15 +55,20 @@ func (s *Service) GetTaskLogs(ctx context.Context, r GetTaskLogsRequest) (*GetTa
 	}
 	t, err := s.refresh(ctx, r.TaskID, 0)
 	if err != nil {
-		return nil, err
+		// The VM may have died just now: then what was kept is what there is.
+		now, terr := s.store.Task(ctx, r.TaskID)
+		if terr != nil || !now.HasTails {
+			return nil, err
+		}
+		t = now
 	}
-	out := &GetTaskLogsResult{TaskID: t.TaskID, InstanceID: t.InstanceID, Status: string(t.Status), Tail: tail, Stream: stream}
+	out := &GetTaskLogsResult{TaskID: t.TaskID, InstanceID: t.InstanceID, Tail: tail, Stream: stream}
 	if r.Offset != nil {
 		out.Tail = 0
 	}
 	var parts [2]logPiece
 	for i, st := range streams {
-		if parts[i], err = s.readLog(ctx, t, st, r.Offset, size); err != nil {
+		if parts[i], err = s.readLog(ctx, &t, st, r.Offset, size); err != nil {
 			return nil, err
 		}
 		if r.Offset == nil {
@@ -70,6 +77,7 @@ func (s *Service) GetTaskLogs(ctx context.Context, r GetTaskLogsRequest) (*GetTa
 		out.TotalBytes += parts[i].total
 		out.DroppedBytes += parts[i].dropped
 	}
+	out.Status = string(t.Status)
 	if len(streams) == 1 {
 		out.NextOffset = parts[0].next
 		out.Logs, _ = toUTF8(parts[0].data)
@@ -89,7 +97,6 @@ func (s *Service) GetTaskLogs(ctx context.Context, r GetTaskLogsRequest) (*GetTa
 		}
 		out.Logs = "==> stdout <==\n" + o + "==> stderr <==\n" + e
 	}
-	out.NextOffset = out.TotalBytes
 	return out, nil
 }
 
@@ -99,38 +106,24 @@ type logPiece struct {
 	next, total, dropped int64
 }
 
-// readLog reads from offset, or the newest bytes if offset is nil.
-func (s *Service) readLog(ctx context.Context, t store.Task, st guest.Stream, offset *int64, size int64) (logPiece, error) {
+// readLog reads from offset, or the newest bytes if offset is nil. Where the
+// guest can no longer be asked it serves what was kept, and t is the row as it
+// is then.
+func (s *Service) readLog(ctx context.Context, t *store.Task, st guest.Stream, offset *int64, size int64) (logPiece, error) {
 	if !t.HasTails {
-		l, g, err := s.live(ctx, t.InstanceID)
+		p, err := s.readGuestLog(ctx, *t, st, offset, size)
 		if err == nil {
-			rr := guest.ReadRequest{Stream: st, MaxBytes: uint64(size), TailBytes: uint64(size)}
-			if offset != nil {
-				rr.TailBytes, rr.Offset = 0, uint64(*offset)
-			}
-			c, err := g.Read(ctx, t.TaskID, rr)
-			if err == nil {
-				p := logPiece{c.Data, int64(c.NextOffset), int64(c.TotalBytes), int64(c.Dropped)}
-				if offset != nil {
-					p.wholeCharacters()
-				}
-				return p, nil
-			}
-			if errors.Is(err, guest.ErrNotFound) {
-				return logPiece{}, nil // never started, or forgotten
-			}
-			if f := s.guestFault(ctx, l, "reading the task's output", err); !fault.Is(f, fault.InstanceTerminal) {
-				return logPiece{}, f
-			}
-		} else if code := fault.CodeOf(err); code != fault.InstanceTerminal && code != fault.InstanceLost {
+			return p, nil
+		}
+		// The instance may have ended right now, with its tails kept.
+		now, terr := s.store.Task(ctx, t.TaskID)
+		if terr != nil || !now.HasTails && !fault.Is(err, fault.InstanceTerminal) && (!fault.Is(err, fault.InstanceLost) || now.Status == store.TaskRunning) {
 			return logPiece{}, err
 		}
+		*t = now
 	}
 	stdout, stderr, err := s.store.Tails(ctx, t.TaskID)
 	if err != nil {
-		return logPiece{}, err
-	}
-	if t, err = s.store.Task(ctx, t.TaskID); err != nil {
 		return logPiece{}, err
 	}
 	data, total := stdout, t.StdoutBytes
@@ -138,6 +131,31 @@ func (s *Service) readLog(ctx context.Context, t store.Task, st guest.Stream, of
 		data, total = stderr, t.StderrBytes
 	}
 	p := cutTail(data, total, offset, size)
+	if offset != nil {
+		p.wholeCharacters()
+	}
+	return p, nil
+}
+
+func (s *Service) readGuestLog(ctx context.Context, t store.Task, st guest.Stream, offset *int64, size int64) (logPiece, error) {
+	l, g, err := s.live(ctx, t.InstanceID)
+	if err != nil {
+		return logPiece{}, err
+	}
+	rr := guest.ReadRequest{Stream: st, MaxBytes: uint64(size), TailBytes: uint64(size)}
+	if offset != nil {
+		rr.TailBytes, rr.Offset = 0, uint64(*offset)
+	}
+	work, cancel := context.WithTimeout(ctx, answerWithin)
+	defer cancel()
+	c, err := g.Read(work, t.TaskID, rr)
+	switch {
+	case errors.Is(err, guest.ErrNotFound):
+		return logPiece{}, nil // never started, or forgotten
+	case err != nil:
+		return logPiece{}, s.silent(ctx, l, "reading the task's output", err)
+	}
+	p := logPiece{c.Data, int64(c.NextOffset), int64(c.TotalBytes), int64(c.Dropped)}
 	if offset != nil {
 		p.wholeCharacters()
 	}
