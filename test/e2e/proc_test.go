@@ -83,9 +83,8 @@ func kill(t testing.TB, pid int) {
 	}
 }
 
-// shortened gives an instance's supervisor an earlier deadline than its lease
-// has, because no tool shortens a lease and the tests do not wait minutes.
-func shortened(t testing.TB, st *state, instance string, left time.Duration) {
+// supervisorOf connects to the supervisor of an instance.
+func supervisorOf(t testing.TB, st *state, instance string) *supervisor.Client {
 	t.Helper()
 	env := map[string]string{}
 	for _, e := range st.env {
@@ -106,8 +105,28 @@ func shortened(t testing.TB, st *state, instance string, left time.Duration) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer c.Close()
-	if err := c.SetDeadline(ctx, time.Now().Add(left)); err != nil {
+	t.Cleanup(c.Close)
+	return c
+}
+
+// shortened gives an instance's supervisor an earlier deadline than its lease
+// has, because no tool shortens a lease and the tests do not wait minutes.
+func shortened(t testing.TB, st *state, instance string, left time.Duration) {
+	t.Helper()
+	ctx, cancel := contextFor(time.Minute)
+	defer cancel()
+	if err := supervisorOf(t, st, instance).SetDeadline(ctx, time.Now().Add(left)); err != nil {
 		t.Fatal(err)
 	}
+}
+
+func supervisorDeadline(t testing.TB, st *state, instance string) time.Time {
+	t.Helper()
+	ctx, cancel := contextFor(time.Minute)
+	defer cancel()
+	s, err := supervisorOf(t, st, instance).Status(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s.Deadline
 }
