@@ -165,7 +165,7 @@ func TestWhoIsRefused(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			var log bytes.Buffer
 			p := newPeers(slog.New(slog.NewTextHandler(&log, nil)), c.token)
-			p.lookup = func(net.Conn) (int, string, error) { return 42, c.exe, c.err }
+			p.lookup = func(net.Conn, ...int) (int, string, error) { return 42, c.exe, c.err }
 			for range 3 {
 				if got := p.refuse(conn); (got != "") != c.refused {
 					t.Errorf("refused: %q", got)

@@ -20,8 +20,9 @@ import (
 // errors.ErrUnsupported.
 //
 // A call reads the kernel's table of sockets and the descriptors of the
-// processes that this one may look at: ask once per connection.
-func PeerProcess(conn net.Conn) (pid int, exe string, err error) {
+// processes that this one may look at: ask once per connection. Those of likely
+// are looked at first, which saves the rest if one of them it is.
+func PeerProcess(conn net.Conn, likely ...int) (pid int, exe string, err error) {
 	// Seen from the peer, its own address is the one that is remote here.
 	local, remote := addrPort(conn.RemoteAddr()), addrPort(conn.LocalAddr())
 	if !local.IsValid() || !remote.IsValid() {
@@ -36,7 +37,7 @@ func PeerProcess(conn net.Conn) (pid int, exe string, err error) {
 			return 0, "", fmt.Errorf("%w: %w", ErrPeerUnknown, err)
 		}
 	}
-	pid, ok := holderOf(sockets)
+	pid, ok := holderOf(sockets, likely)
 	if !ok {
 		return 0, "", ErrPeerUnknown
 	}
@@ -55,7 +56,7 @@ func PortHolder(port int) string {
 	if err != nil {
 		return ""
 	}
-	pid, ok := holderOf(sockets)
+	pid, ok := holderOf(sockets, nil)
 	if !ok {
 		return ""
 	}
@@ -154,9 +155,14 @@ func parseAddrPort(s string) (netip.AddrPort, bool) {
 
 // holderOf finds a process that has one of the sockets open. A process whose
 // descriptors may not be read is passed over.
-func holderOf(inodes map[string]bool) (pid int, ok bool) {
+func holderOf(inodes map[string]bool, likely []int) (pid int, ok bool) {
 	if len(inodes) == 0 {
 		return 0, false
+	}
+	for _, pid := range likely {
+		if holds(pid, inodes) {
+			return pid, true
+		}
 	}
 	procs, err := os.Open("/proc")
 	if err != nil {
@@ -168,18 +174,15 @@ func holderOf(inodes map[string]bool) (pid int, ok bool) {
 		return 0, false
 	}
 	for _, name := range names {
-		pid, err := strconv.Atoi(name)
-		if err != nil {
-			continue
-		}
-		if holds(filepath.Join("/proc", name, "fd"), inodes) {
+		if pid, err := strconv.Atoi(name); err == nil && holds(pid, inodes) {
 			return pid, true
 		}
 	}
 	return 0, false
 }
 
-func holds(dir string, inodes map[string]bool) bool {
+func holds(pid int, inodes map[string]bool) bool {
+	dir := filepath.Join("/proc", strconv.Itoa(pid), "fd")
 	d, err := os.Open(dir)
 	if err != nil {
 		return false

@@ -90,6 +90,11 @@ func TestPeerProcess(t *testing.T) {
 			if err != nil || got != pid || exe != path {
 				t.Errorf("pid %d, %q, %v; want %d and %q", got, exe, err, pid, path)
 			}
+			for _, likely := range [][]int{{pid}, {os.Getpid(), 1 << 30, -1, 0}} {
+				if got, _, err := PeerProcess(conn, likely...); err != nil || got != pid {
+					t.Errorf("likely %v: pid %d, %v", likely, got, err)
+				}
+			}
 			if err := os.Remove(path); err != nil { // an upgrade while the process runs
 				t.Fatal(err)
 			}

@@ -10,7 +10,7 @@ import (
 
 // PeerProcess is not known on this platform: the error wraps
 // errors.ErrUnsupported.
-func PeerProcess(net.Conn) (pid int, exe string, err error) {
+func PeerProcess(net.Conn, ...int) (pid int, exe string, err error) {
 	return 0, "", fmt.Errorf("the process at the other end of a connection: %w", errors.ErrUnsupported)
 }
 
