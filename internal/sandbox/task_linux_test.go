@@ -387,3 +387,31 @@ func TestExecEndsWhatItCannotWriteFor(t *testing.T) {
 		t.Errorf("%+v %q %v", r, out.String(), err)
 	}
 }
+
+// TestListTasksSaysWhatItLeavesOut: many finished commands hide neither an old
+// task that runs nor that there are more.
+func TestListTasksSaysWhatItLeavesOut(t *testing.T) {
+	w := newWorld(t)
+	old := w.start("exec sleep 4855")
+	for range maxListed + 1 {
+		row, err := w.s.store.InsertTask(t.Context(), store.NewTask{InstanceID: w.lease.InstanceID, Kind: store.TaskCommand, Command: "true"})
+		if err == nil {
+			_, err = w.s.store.FinishTask(t.Context(), row.TaskID, store.TaskEnd{Status: store.TaskSucceeded})
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	all, err := w.s.ListTasks(w.context(), ListTasksRequest{Kind: "all"})
+	if err != nil || len(all.Tasks) != maxListed || !all.Truncated || all.Tasks[maxListed-1].TaskID != old.TaskID {
+		t.Errorf("%d tasks, truncated %v, %v", len(all.Tasks), all.Truncated, err)
+	}
+	running, err := w.s.ListTasks(w.context(), ListTasksRequest{Kind: "all", Status: "running"})
+	if err != nil || len(running.Tasks) != 1 || running.Truncated || running.Tasks[0].TaskID != old.TaskID {
+		t.Errorf("running: %+v %v", running, err)
+	}
+	done, err := w.s.ListTasks(w.context(), ListTasksRequest{Kind: "all", Status: "succeeded"})
+	if err != nil || len(done.Tasks) != maxListed || !done.Truncated {
+		t.Errorf("succeeded: %d, truncated %v, %v", len(done.Tasks), done.Truncated, err)
+	}
+}
