@@ -135,7 +135,11 @@ func TestExecTerminal(t *testing.T) {
 	expect("resized")
 	// Ctrl-C ends the guest's command, not ours.
 	master.WriteString("sleep 4747; echo st''atus $?\r")
+	sv.must(t, "run_command", obj{"instance_id": inst.InstanceID, "timeout_seconds": 60,
+		"command": "until ps -eo args | grep -q '^[s]leep 4747'; do sleep 0.1; done"}, nil)
 	master.WriteString("\x03")
+	expect("^C")
+	expect("$ ") // input that comes before the interrupt was handled is thrown away with the line
 	master.WriteString("echo al''ive\r")
 	expect("alive")
 	master.WriteString("exit 9\r")

@@ -250,7 +250,7 @@ func TestBadInput(t *testing.T) {
 	sv, inst := shared(t)
 	id := inst.InstanceID
 	var before, after sandbox.ListTasksResult
-	sv.must(t, "list_tasks", obj{"kind": "all", "instance_id": id}, &before)
+	sv.must(t, "list_tasks", obj{"kind": "all", "instance_id": id, "status": "running"}, &before)
 
 	unknown := "inst_00000000"
 	for tool, args := range map[string]obj{
@@ -335,7 +335,7 @@ func TestBadInput(t *testing.T) {
 		t.Errorf("refused creates left instances: %+v", list.Instances)
 	}
 	sv.must(t, "list_tasks", obj{"kind": "all", "instance_id": id, "status": "running"}, &after)
-	if len(after.Tasks) != 0 {
-		t.Errorf("refused commands run: %+v", after.Tasks)
+	if len(after.Tasks) > len(before.Tasks) {
+		t.Errorf("refused commands run: %+v, before %+v", after.Tasks, before.Tasks)
 	}
 }
