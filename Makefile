@@ -1,6 +1,8 @@
 # SandboxForge. `make demo` and `make test` are all that a newcomer needs;
 # both install what is missing on Debian or Ubuntu (see scripts/setup.sh).
 
+# What scripts/setup.sh fetched where the distribution's Go is too old.
+export PATH := $(CURDIR)/.build/go/bin:$(PATH):/usr/local/go/bin
 GO        ?= go
 BIN       := bin
 BUILD     := .build
@@ -24,7 +26,7 @@ guestbin: ## cross-build the programs that run inside guests
 
 build: guestbin ## bin/sandboxforge and bin/sandboxforge-mcp-server
 	@mkdir -p $(BIN)
-	@$(GO) build $(GOFLAGS_) -o $(BIN)/ ./cmd/sandboxforge ./cmd/sandboxforge-mcp-server
+	@CGO_ENABLED=0 $(GO) build $(GOFLAGS_) -o $(BIN)/ ./cmd/sandboxforge ./cmd/sandboxforge-mcp-server
 
 demo: setup build ## the main flow through MCP on a real VM, from nothing to the result
 	@$(BIN)/sandboxforge demo

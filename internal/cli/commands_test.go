@@ -65,9 +65,9 @@ func TestPsTable(t *testing.T) {
 		BackendError: "no qemu",
 	}, now)
 	want := `INSTANCE       STATUS                    BACKEND   AGE     EXPIRES    DISK     WORKSPACE
-inst_11111111  running                   qemu/tcg  10m00s  in 20m00s  -        /work/11111111
-inst_22222222  running (the VM is gone)  qemu/tcg  10m00s  in 20m00s  -        /work/22222222
-inst_33333333  expired (deadline)        qemu/tcg  10m00s  -          -        /work/33333333
+inst_11111111  running                   qemu/tcg  10m00s  in 20m00s  -        /proj/11111111
+inst_22222222  running (the VM is gone)  qemu/tcg  10m00s  in 20m00s  -        /proj/22222222
+inst_33333333  expired (deadline)        qemu/tcg  10m00s  -          -        /proj/33333333
 inst_44444444  running                   qemu/tcg  10m00s  in 20m00s  3.0 MiB  /w x
 `
 	if out.String() != want {
@@ -245,11 +245,11 @@ func TestCompletion(t *testing.T) {
 		t.Fatal(err)
 	}
 	for args, want := range map[string][]string{
-		"exec ":                  {"inst_11111111\trunning /work/11111111"},
+		"exec ":                  {"inst_11111111\trunning /proj/11111111"},
 		"exec inst_11111111 ":    nil,
-		"destroy ":               {"inst_11111111\trunning /work/11111111"},
+		"destroy ":               {"inst_11111111\trunning /proj/11111111"},
 		"destroy inst_11111111 ": nil,
-		"logs ":                  {"inst_11111111\trunning /work/11111111", "inst_22222222\tdestroyed /work/22222222", "task_bbbbbbbbbbbb\trunning make all"},
+		"logs ":                  {"inst_11111111\trunning /proj/11111111", "inst_22222222\tdestroyed /proj/22222222", "task_bbbbbbbbbbbb\trunning make all"},
 	} {
 		var out strings.Builder
 		env.Stdout = &out

@@ -119,6 +119,6 @@ func (f *fakeService) env(t *testing.T) Env {
 func instance(id, status string) sandbox.Instance {
 	return sandbox.Instance{
 		InstanceID: "inst_" + id, BackendInstanceName: "agent-" + id, BackendName: "qemu", Accelerator: "tcg",
-		Status: status, WorkspaceRoot: "/work/" + id, CreatedAt: "2026-03-01T08:00:00Z", ExpiresAt: "2026-03-01T08:30:00Z",
+		Status: status, WorkspaceRoot: "/proj/" + id, CreatedAt: "2026-03-01T08:00:00Z", ExpiresAt: "2026-03-01T08:30:00Z",
 	}
 }

@@ -44,6 +44,7 @@ func tools() string {
 ` + "`?`" + ` marks what is optional. Times are ISO-8601 in UTC. Results are structured content
 plus a short text. A failed call has isError true and, as text and under _meta, the JSON
 {error_code, message, details}; details always has probable_cause and next_steps.
+The docker_* tools and validate_image of the earlier version are not in this one yet.
 `)
 	b.WriteString(mcpserver.Describe())
 	b.WriteString("\n## Error codes\n\n")
@@ -68,6 +69,12 @@ A workspace's file and a request's overrides are untrusted: keys marked **(op)**
 files. Unknown keys and wrong types are errors, all of them at once, with file, line, column and allowed values.
 ` + "`validate_workspace_config`" + ` shows the whole resolved tree.
 
+In this version the following are checked but have no effect: ` + "`build.*`, `docker.install_if_missing`, `infra.bridge_to_compose_network`, `infra.inject_env_on_host`, `infra.mysql.*`, `infra.redis.*`" + ` (an enabled
+service only gives a warning), the keys marked (lima), SANDBOX_WARM_POOL and HYPERV_*. Of SANDBOX_BACKEND only
+auto and qemu make VMs, of SANDBOX_ACCEL only auto, kvm and tcg.
+
+Numbers must be finite (no ` + "`inf`, `nan`" + `), booleans are no numbers, durations are h, m, d and never negative.
+
 ## Keys
 
 | key | allowed | default | meaning |
@@ -87,7 +94,7 @@ files. Unknown keys and wrong types are errors, all of them at once, with file, 
 		}
 		fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", name, cell(k.Allowed), cell(def), cell(k.Doc))
 	}
-	b.WriteString("\n## Environment\n\nA bad value is an error at start that names the variable, the value and what is allowed.\n\n| name | default | meaning |\n|---|---|---|\n")
+	b.WriteString("\n## Environment\n\nA bad value is an error at start that names the variable, the value and what is allowed, all bad ones at once.\nBooleans: 1 true yes on, 0 false no off, in any case. Path lists are separated by : (on Windows ;). A default\nlease above the maximum is an error. If the HTTP port is taken, stdio goes on and a warning says who holds it.\n\n| name | default | meaning |\n|---|---|---|\n")
 	for _, v := range config.EnvVars() {
 		fmt.Fprintf(&b, "| `%s` | %s | %s |\n", v.Name, cell(v.Default), cell(v.Doc))
 	}

@@ -11,7 +11,7 @@ var (
 	path          = rule{minLen: 1, maxLen: 4096}
 	command       = rule{minLen: 1, maxLen: 128 << 10}
 	requestID     = rule{minLen: 1, maxLen: 200}
-	ttl           = rule{min: num(0.01), max: num(525600), code: fault.TTLInvalid}
+	ttl           = rule{min: num(0.02), max: num(525600), code: fault.TTLInvalid}
 	yes           = rule{def: true}
 	no            = rule{def: false}
 	guestUser     = rule{def: "sandbox", pattern: `^[a-z_][a-z0-9_-]{0,31}$`}
@@ -67,7 +67,7 @@ func catalog() []*tool {
 		row(spec{
 			Name:  "prepare_workspace",
 			Title: "Make a VM ready for work",
-			Description: "Does on an existing instance what create_instance does with auto_bootstrap: waits for Docker, makes the instance's network, copies the workspace in (incremental), starts the configured services. " +
+			Description: "Does on an existing instance what create_instance does with auto_bootstrap: waits for Docker, makes the instance's network, copies the workspace in (incremental). Configured services are not started in this version: a warning names them. " +
 				"May be repeated at any time: it only does what is missing. The instance must have a workspace (WORKSPACE_BINDING_REQUIRED otherwise). " +
 				"Returns docker_command to use in command lines, the workspace's directory in the VM (workspace_paths.preferred), services and connection_env. Reports progress.",
 			hints: hints{idempotent: true, openWorld: true},

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/google/jsonschema-go/jsonschema"
@@ -105,16 +106,22 @@ func typeWords(s *jsonschema.Schema) string {
 		w += ": " + strings.Join(vs, ", ")
 	}
 	if s.Minimum != nil && s.Maximum != nil {
-		w += fmt.Sprintf(", %v to %v", *s.Minimum, *s.Maximum)
+		w += ", " + number(*s.Minimum) + " to " + number(*s.Maximum)
 	}
 	if len(s.Default) > 0 {
 		var v any
 		if json.Unmarshal(s.Default, &v) == nil {
+			if f, ok := v.(float64); ok {
+				v = number(f)
+			}
 			w += fmt.Sprintf(", default %v", v)
 		}
 	}
 	return w
 }
+
+// number writes a number without an exponent.
+func number(f float64) string { return strconv.FormatFloat(f, 'f', -1, 64) }
 
 // cell keeps a text from breaking a Markdown table.
 func cell(s string) string {

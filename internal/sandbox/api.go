@@ -11,10 +11,10 @@ import (
 
 // CreateInstanceRequest asks for a new VM.
 type CreateInstanceRequest struct {
-	WorkspaceRoot string         `json:"workspace_root" jsonschema:"Absolute path of the project directory on the host that this VM is for. Its .sandboxforge.toml is read (as untrusted input); nothing in it is executed."`
+	WorkspaceRoot string         `json:"workspace_root" jsonschema:"Absolute path of the project directory on the host that this VM is for. Not / and not a home directory itself. Its .sandboxforge.toml is read (as untrusted input); nothing in it is executed."`
 	TTLMinutes    *float64       `json:"ttl_minutes,omitempty" jsonschema:"Minutes until the VM is destroyed automatically. Default DEFAULT_TTL_MINUTES, at most MAX_TTL_MINUTES. Extend later with extend_instance_ttl."`
 	AutoBootstrap *bool          `json:"auto_bootstrap,omitempty" jsonschema:"Default true: also do what prepare_workspace does (wait for Docker, sync the workspace in). If that fails the VM is kept and the error carries instance_id."`
-	WaitForReady  bool           `json:"wait_for_ready,omitempty" jsonschema:"Default false. True: also wait until Docker and the configured services really answer before returning."`
+	WaitForReady  bool           `json:"wait_for_ready,omitempty" jsonschema:"Default false. True: also wait until Docker really answers before returning; a Docker that does not is then an error."`
 	Overrides     map[string]any `json:"overrides,omitempty" jsonschema:"Configuration for this instance only, the same tree as .sandboxforge.toml, for example {\"vm\": {\"cpus\": 2, \"memory_gib\": 4}}. Operator-only keys are refused."`
 	RequestID     string         `json:"request_id,omitempty" jsonschema:"Any unique string. Repeating a call with the same request_id returns the first call's result instead of making a second VM: use it to retry after a timeout."`
 }
@@ -138,8 +138,8 @@ type Diagnostic struct {
 // PrepareWorkspaceRequest makes an instance ready for work.
 type PrepareWorkspaceRequest struct {
 	InstanceID      string `json:"instance_id" jsonschema:"The instance to prepare."`
-	IncludeServices *bool  `json:"include_services,omitempty" jsonschema:"Default true: start the services (MySQL, Redis) that the workspace's configuration enables."`
-	WaitForReady    bool   `json:"wait_for_ready,omitempty" jsonschema:"Default false. True: wait until the services answer a real query."`
+	IncludeServices *bool  `json:"include_services,omitempty" jsonschema:"Default true. Services are not started in this version; a warning names those that the configuration enables."`
+	WaitForReady    bool   `json:"wait_for_ready,omitempty" jsonschema:"Default false: wait a short while for Docker and warn if it does not answer. True: wait longer, and fail if it does not."`
 	SyncWorkspace   *bool  `json:"sync_workspace,omitempty" jsonschema:"Default true: copy the workspace into the VM first (incremental)."`
 }
 

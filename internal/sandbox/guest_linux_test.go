@@ -244,14 +244,3 @@ func shorten(t *testing.T, d *time.Duration, to time.Duration) {
 	*d = to
 	t.Cleanup(func() { *d = old })
 }
-
-// eventually waits for a state that no event announces.
-func eventually(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
-		if ok() {
-			return
-		}
-	}
-	t.Fatalf("never: %s", what)
-}
