@@ -46,9 +46,10 @@ func (s *Settings) EnsureHome() error {
 	return os.Remove(f.Name())
 }
 
-// maxSocketDir leaves room for a name like /agent-0a1b2c3d.sock and a suffix
-// in a socket address, which has 104 bytes on macOS and 108 on Linux.
-const maxSocketDir = 104 - 1 - 40
+// maxSocketDir leaves room for the longest names of sockets, a VM's with a
+// suffix, in a socket address, which has 104 bytes on macOS and 108 on Linux.
+// The backends accept no longer directory.
+const maxSocketDir = 60
 
 // RunDir makes and returns the directory for unix sockets: Home/run, or where
 // that path is too long for a socket address, a short one that is named by a
