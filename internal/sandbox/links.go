@@ -76,6 +76,18 @@ func (l *links) closeAll() {
 // A lease whose VM turns out to be gone is settled first, and the fault says
 // how it ended.
 func (s *Service) live(ctx context.Context, instanceID string) (store.Lease, *guest.Client, error) {
+	l, g, err := s.peek(ctx, instanceID)
+	if err != nil {
+		return store.Lease{}, nil, err
+	}
+	if err := s.store.Touch(ctx, instanceID); err != nil && ctx.Err() == nil {
+		s.log.Warn("use not recorded", "instance", instanceID, "error", err)
+	}
+	return l, g, nil
+}
+
+// peek is live for a look that is no use of the instance.
+func (s *Service) peek(ctx context.Context, instanceID string) (store.Lease, *guest.Client, error) {
 	l, err := s.store.LiveLease(ctx, instanceID)
 	if err != nil {
 		return store.Lease{}, nil, s.ended(ctx, instanceID, err)
@@ -83,9 +95,6 @@ func (s *Service) live(ctx context.Context, instanceID string) (store.Lease, *gu
 	c, err := s.links.get(ctx, l.BackendInstanceName)
 	if err != nil {
 		return store.Lease{}, nil, s.unreachable(ctx, l, err)
-	}
-	if err := s.store.Touch(ctx, instanceID); err != nil && ctx.Err() == nil {
-		s.log.Warn("use not recorded", "instance", instanceID, "error", err)
 	}
 	return l, c.Guest(), nil
 }

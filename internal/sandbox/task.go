@@ -429,19 +429,6 @@ func (s *Service) settleTasks(ctx context.Context, rows []store.Task) {
 	wg.Wait()
 }
 
-// peek is live for a look that is no use of the instance.
-func (s *Service) peek(ctx context.Context, instanceID string) (store.Lease, *guest.Client, error) {
-	l, err := s.store.LiveLease(ctx, instanceID)
-	if err != nil {
-		return store.Lease{}, nil, s.ended(ctx, instanceID, err)
-	}
-	c, err := s.links.get(ctx, l.BackendInstanceName)
-	if err != nil {
-		return store.Lease{}, nil, s.unreachable(ctx, l, err)
-	}
-	return l, c.Guest(), nil
-}
-
 func taskView(t store.Task) *Task {
 	v := &Task{
 		TaskID: t.TaskID, InstanceID: t.InstanceID, Kind: string(t.Kind), Command: t.Command, Status: string(t.Status),

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"sandboxforge/internal/fault"
+	"sandboxforge/internal/host"
 	"sandboxforge/internal/hostpath"
 )
 
@@ -195,7 +196,7 @@ func hostWriteError(err error) error {
 
 // checkFree refuses a transfer that would fill the host's disk.
 func checkFree(path string, need int64) error {
-	free, err := hostpath.FreeBytes(path)
+	free, err := host.DiskFree(path)
 	if err != nil || need <= 0 {
 		return nil // the write itself will tell
 	}
