@@ -115,6 +115,7 @@ func (r *registry) keepIdle() {
 				}
 			}
 		case <-r.refills:
+			r.letStart()
 		}
 		for len(r.idle) < r.a.cfg.IdleShims && r.a.ctx.Err() == nil {
 			s, err := r.newShim()
@@ -123,6 +124,25 @@ func (r *registry) keepIdle() {
 				break
 			}
 			r.idle <- s // there is room: this goroutine alone adds
+		}
+	}
+}
+
+// refillDelay is how long a refill waits for the process whose start asked for
+// it: starting a shim beside it would take the processor that it needs.
+const refillDelay = 100 * time.Millisecond
+
+// letStart waits for refillDelay while there is a shim for the next start.
+func (r *registry) letStart() {
+	t := time.NewTimer(refillDelay)
+	defer t.Stop()
+	for len(r.idle) > 0 {
+		select {
+		case <-t.C:
+			return
+		case <-r.a.ctx.Done():
+			return
+		case <-r.refills:
 		}
 	}
 }

@@ -20,7 +20,9 @@ func (s *shim) serve() {
 			{Fd: int32(s.out[0].fd), Events: unix.POLLIN},
 			{Fd: int32(s.out[1].fd), Events: unix.POLLIN},
 			{Fd: -1, Events: unix.POLLOUT},
+			{Fd: int32(s.pidfd), Events: unix.POLLIN},
 		}
+		const fixed = 6
 		if s.stdin.fd >= 0 && len(s.stdin.queue) > 0 {
 			fds[4].Fd = int32(s.stdin.fd)
 		}
@@ -58,11 +60,11 @@ func (s *shim) serve() {
 			s.accept()
 		}
 		for i, c := range conns {
-			if r := fds[5+i].Revents; r != 0 {
+			if r := fds[fixed+i].Revents; r != 0 {
 				s.talk(c, r, buf)
 			}
 		}
-		if fds[0].Revents != 0 {
+		if fds[0].Revents != 0 || fds[5].Revents != 0 {
 			s.reap(buf)
 		}
 	}
@@ -142,6 +144,10 @@ func (s *shim) reap(buf []byte) {
 		}
 		if pid == s.pid && !s.ended {
 			s.ended, s.wait = true, ws
+			if s.pidfd >= 0 {
+				unix.Close(s.pidfd)
+				s.pidfd = -1
+			}
 			for i := range s.out {
 				if s.out[i].fd >= 0 {
 					if n, err := unix.IoctlGetInt(s.out[i].fd, unix.TIOCINQ); err == nil && n > 0 {

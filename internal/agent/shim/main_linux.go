@@ -17,6 +17,10 @@ import (
 // Main runs a shim and returns its exit code. Job comes on descriptor 3.
 func Main() int {
 	unix.CloseOnExec(3)
+	child, err := beReady()
+	if err != nil {
+		return 1
+	}
 	body, err := readJob(3)
 	if err != nil {
 		return 1
@@ -25,7 +29,7 @@ func Main() int {
 	if err != nil {
 		return 1
 	}
-	s := &shim{job: j}
+	s := &shim{job: j, child: child, pidfd: -1}
 	if err := s.start(stdin); err != nil {
 		st := Started{Error: err.Error(), Exist: errors.Is(err, errExists)}
 		writeAll(3, message(MsgStarted, st))
@@ -33,6 +37,35 @@ func Main() int {
 	}
 	s.serve()
 	return 0
+}
+
+// beReady does, while the shim waits for its job, what no job changes, and goes
+// once through the coding of messages: what a fresh process touches for the
+// first time is slow, above all under emulation.
+func beReady() (child int, err error) {
+	unix.Umask(0o022)
+	ch := make(chan os.Signal, 1)
+	signal.Notify(ch, unix.SIGCHLD)
+	var p [2]int
+	if err := unix.Pipe2(p[:], unix.O_CLOEXEC|unix.O_NONBLOCK); err != nil {
+		return -1, os.NewSyscallError("pipe", err)
+	}
+	go func() { // ends with the process
+		for range ch {
+			unix.Write(p[1], []byte{0}) //nolint:errcheck // full is as good
+		}
+	}()
+	// Not ignored, which the process would inherit: caught and dropped.
+	signal.Notify(make(chan os.Signal, 1), unix.SIGHUP, unix.SIGINT, unix.SIGPIPE)
+	// Orphans of the process stay below the shim: they can be found where
+	// there is no cgroup.
+	unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) //nolint:errcheck // a refinement
+	if b, err := EncodeJob(&Job{Argv: []string{"/"}, Env: []string{"A=B"}, Groups: []uint32{1}, Meta: []byte("{}")}, nil); err == nil {
+		decodeJob(b[5:]) //nolint:errcheck // practice
+	}
+	message(MsgStarted, Started{PID: 1})
+	message(MsgExited, Status{PID: 1})
+	return p[0], nil
 }
 
 var errExists = errors.New("the process id is taken")
@@ -85,6 +118,10 @@ type shim struct {
 	listen int
 	conns  []*control
 	child  int // read end of the SIGCHLD pipe
+	// pidfd tells of the process's end at once: a signal waits until the
+	// runtime has taken the processor back from the poll, which takes up to
+	// 10 ms. -1 where the kernel has none, and after the end.
+	pidfd int
 	tty    int // master, or -1
 
 	ended    bool
@@ -122,7 +159,6 @@ const maxQueue = 1 << 20
 // executed is a process that ended; an error means that nothing was made.
 func (s *shim) start(stdin []byte) error {
 	j := s.job
-	unix.Umask(0o022)
 	if err := os.Mkdir(j.SpoolDir, 0o711); err != nil {
 		if errors.Is(err, os.ErrExist) {
 			return errExists
@@ -179,30 +215,13 @@ func (s *shim) prepare() error {
 		}
 		s.out[i] = source{fd: -1, sp: newSpool(fd, &s.state.Streams[i], j.SpoolLimit)}
 	}
-	ch := make(chan os.Signal, 1)
-	signal.Notify(ch, unix.SIGCHLD)
-	var p [2]int
-	if err := unix.Pipe2(p[:], unix.O_CLOEXEC|unix.O_NONBLOCK); err != nil {
-		return err
-	}
-	s.child = p[0]
-	go func() { // ends with the process
-		for range ch {
-			unix.Write(p[1], []byte{0}) //nolint:errcheck // full is as good
-		}
-	}()
-	// Not ignored, which the process would inherit: caught and dropped.
-	signal.Notify(make(chan os.Signal, 1), unix.SIGHUP, unix.SIGINT, unix.SIGPIPE)
-	// Orphans of the process stay below the shim: they can be found where
-	// there is no cgroup.
-	unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) //nolint:errcheck // a refinement
 	return writeFile(filepath.Join(j.SpoolDir, "meta"), j.Meta)
 }
 
 // spawn starts the process with its three descriptors.
 func (s *shim) spawn(stdin []byte) (int, error) {
 	j := s.job
-	attr := &syscall.SysProcAttr{Setsid: true}
+	attr := &syscall.SysProcAttr{Setsid: true, PidFD: &s.pidfd}
 	if !j.KeepUser {
 		attr.Credential = &syscall.Credential{Uid: j.UID, Gid: j.GID, Groups: j.Groups}
 	}
