@@ -23,6 +23,20 @@
 //	err = m.Stop(ctx, 5*time.Second)
 //	err = b.Delete(ctx, "agent-0a1b2c3d")
 //
+// # Saved states
+//
+// Where Capabilities.Clones is set, a Machine is a Saver and the Backend a
+// StateKeeper. A saved state is a directory: a VM's memory, devices and disk at
+// one moment. It never changes, and VMs whose Spec.From names it begin there
+// instead of booting, any number of them. A template is such a state of a VM
+// that was made to be one, a snapshot one of a VM that goes on.
+//
+//	saved, err := m.(backend.Saver).Save(ctx, dir, backend.SaveOptions{})
+//	err = b.Create(ctx, backend.Spec{Name: "agent-4e5f6a7b", From: dir, ...})
+//
+// A VM that began in a state, and one that was saved and went on, need the
+// state's files for as long as they exist; the backend keeps account of that.
+//
 // # Errors
 //
 // Methods return *fault.Error values for what a person can act on. Callers
@@ -40,6 +54,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"path/filepath"
 	"regexp"
 	"time"
 
@@ -59,6 +74,11 @@ var (
 	ErrUnsupported = errors.New("not supported by this backend")
 	// ErrExists: a VM of that name exists with another Spec.
 	ErrExists = errors.New("a VM of that name exists with another specification")
+	// ErrStateUnfit: a saved state cannot be used here: it is damaged, foreign
+	// or of another hypervisor. A boot can.
+	ErrStateUnfit = errors.New("the saved state cannot be used")
+	// ErrStateInUse: a saved state has users. The error is an *InUseError.
+	ErrStateInUse = errors.New("the saved state is in use")
 	// ErrBootFailed: BootWatcher saw that this boot will not succeed. Another
 	// may.
 	ErrBootFailed = errors.New("the guest's boot failed")
@@ -159,6 +179,13 @@ type Spec struct {
 	Template  string `json:"template,omitempty"` // lima
 	VMType    string `json:"vm_type,omitempty"`  // lima
 	Hostname  string `json:"hostname,omitempty"`
+	// From is the directory of a saved state in which the VM begins, instead
+	// of a boot. CPUs, MemoryMiB, Arch and Image must be the state's; the disk
+	// may be larger, and is never smaller. Needs Capabilities.Clones.
+	From string `json:"from,omitempty"`
+	// MemoryFile keeps the guest's memory in a file of its own, so that
+	// Saver.Save with End copies nothing. For VMs that become templates.
+	MemoryFile bool `json:"memory_file,omitempty"`
 }
 
 var (
@@ -191,6 +218,8 @@ func (s Spec) Check() error {
 		return fault.New(fault.InvalidArgument, "a disk of %d bytes: at most 64 TiB", s.DiskBytes)
 	case s.Arch != "" && s.Arch != "amd64" && s.Arch != "arm64":
 		return fault.New(fault.InvalidArgument, "architecture %.40q: amd64 or arm64", s.Arch)
+	case s.From != "" && (!filepath.IsAbs(s.From) || s.MemoryFile):
+		return fault.New(fault.InvalidArgument, "a VM begins in a saved state by its absolute path, and then has no memory file")
 	case s.Hostname != "" && !hostnamePattern.MatchString(s.Hostname):
 		return fault.New(fault.InvalidArgument, "%.80q is not a host name", s.Hostname).
 			Because("a host name is up to 63 of a-z, 0-9 and -, without - at the ends")
