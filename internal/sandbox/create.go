@@ -17,6 +17,17 @@ import (
 // undoTimeout bounds the clean-up after a create that failed.
 const undoTimeout = 90 * time.Second
 
+// How an instance came to be (start_kind).
+const (
+	startCold  = "cold"  // booted
+	startClone = "clone" // began in a saved state
+	startWarm  = "warm"  // taken from the pool
+)
+
+// cloneTimeout bounds the start of a VM that begins in a saved state, which
+// takes a second where a boot takes many.
+const cloneTimeout = time.Minute
+
 // End reasons of leases that never became an instance.
 const (
 	reasonCreateFailed = "create failed"
@@ -248,6 +259,10 @@ func (s *Service) bringUp(ctx context.Context, sel Selected, lease store.Lease, 
 		return lease, fault.New(fault.InstanceTerminal, "instance %s was destroyed while it was being created", lease.InstanceID)
 	}
 	progress := func(stage, message string) { report(ctx, Progress{Stage: stage, Message: message}) }
+	kind, boot := startCold, s.boot
+	if spec.From != "" {
+		kind, boot = startClone, min(s.boot, cloneTimeout)
+	}
 	c, err := supervisor.Launch(ctx, supervisor.Options{
 		Dir:         s.instanceDir(name),
 		RunDir:      s.runDir,
@@ -256,7 +271,7 @@ func (s *Service) bringUp(ctx context.Context, sel Selected, lease store.Lease, 
 		Spec:        spec,
 		Accel:       sel.Report.Accelerator,
 		Deadline:    lease.ExpiresAt,
-		BootTimeout: s.boot,
+		BootTimeout: boot,
 		LogLevel:    s.settings.LogLevel.String(),
 	}, progress)
 	if err != nil {
@@ -275,7 +290,6 @@ func (s *Service) bringUp(ctx context.Context, sel Selected, lease store.Lease, 
 	for k, v := range st.Timings {
 		timings["boot_"+k] = v
 	}
-	kind := "cold"
 	tj, _ := json.Marshal(timings) // a map of numbers
 	running, err := s.store.Move(ctx, lease.InstanceID, lease.Generation, store.Move{
 		To:     store.Running,

@@ -198,9 +198,9 @@ func (s *supervisor) prepare(ctx context.Context, c *guest.Client, began time.Ti
 	})
 	if first {
 		id := guest.Identity{Hostname: s.opts.Spec.Hostname, Time: s.clock.Now(), Entropy: entropy()}
-		if info.MachineID == "" {
-			// A guest without one gets one that stays the same for the
-			// instance's life.
+		if info.MachineID == "" || s.opts.Spec.From != "" {
+			// A guest without one, or with the one of the VM that it is a
+			// clone of, gets one that stays the same for the instance's life.
 			sum := sha256.Sum256([]byte("sandboxforge machine-id " + s.opts.InstanceID))
 			id.MachineID = hex.EncodeToString(sum[:16])
 		}

@@ -53,7 +53,7 @@ func newServer(s *supervisor, log *slog.Logger) *server {
 	trim := &trimmer{}
 	// A caller that leaves cancels its RPC in the guest: the proxied request's
 	// context is that of the caller's stream.
-	mux.Handle("/", trim.wrap(guest.Proxy(s.roundTripper(), log)))
+	mux.Handle("/", trim.wrap(s.gate.wrap(guest.Proxy(s.roundTripper(), log))))
 	p := new(http.Protocols)
 	p.SetUnencryptedHTTP2(true)
 	return &server{s: s, done: make(chan struct{}), http: &http.Server{

@@ -37,6 +37,9 @@ type supervisor struct {
 
 	ended chan struct{} // closed when the VM is gone and its end recorded
 
+	gate   gate
+	saving sync.Mutex // held by a save
+
 	mu       sync.Mutex
 	machine  backend.Machine // the VM that runs, nil if none
 	link     *agentLink      // of machine

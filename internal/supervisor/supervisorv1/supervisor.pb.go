@@ -756,6 +756,102 @@ func (x *StopResponse) GetEndDetail() string {
 	return ""
 }
 
+type SaveRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Dir           string                 `protobuf:"bytes,1,opt,name=dir,proto3" json:"dir,omitempty"`  // absolute, must not exist
+	End           bool                   `protobuf:"varint,2,opt,name=end,proto3" json:"end,omitempty"` // the VM ends with the save
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SaveRequest) Reset() {
+	*x = SaveRequest{}
+	mi := &file_sandboxforge_supervisor_v1_supervisor_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SaveRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SaveRequest) ProtoMessage() {}
+
+func (x *SaveRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_sandboxforge_supervisor_v1_supervisor_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SaveRequest.ProtoReflect.Descriptor instead.
+func (*SaveRequest) Descriptor() ([]byte, []int) {
+	return file_sandboxforge_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *SaveRequest) GetDir() string {
+	if x != nil {
+		return x.Dir
+	}
+	return ""
+}
+
+func (x *SaveRequest) GetEnd() bool {
+	if x != nil {
+		return x.End
+	}
+	return false
+}
+
+type SaveResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	StateJson     string                 `protobuf:"bytes,1,opt,name=state_json,json=stateJson,proto3" json:"state_json,omitempty"` // backend.SavedState
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SaveResponse) Reset() {
+	*x = SaveResponse{}
+	mi := &file_sandboxforge_supervisor_v1_supervisor_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SaveResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SaveResponse) ProtoMessage() {}
+
+func (x *SaveResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_sandboxforge_supervisor_v1_supervisor_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SaveResponse.ProtoReflect.Descriptor instead.
+func (*SaveResponse) Descriptor() ([]byte, []int) {
+	return file_sandboxforge_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *SaveResponse) GetStateJson() string {
+	if x != nil {
+		return x.StateJson
+	}
+	return ""
+}
+
 type ConsoleRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	MaxBytes      int64                  `protobuf:"varint,1,opt,name=max_bytes,json=maxBytes,proto3" json:"max_bytes,omitempty"` // 0: 64 KiB; at most 1 MiB
@@ -765,7 +861,7 @@ type ConsoleRequest struct {
 
 func (x *ConsoleRequest) Reset() {
 	*x = ConsoleRequest{}
-	mi := &file_sandboxforge_supervisor_v1_supervisor_proto_msgTypes[11]
+	mi := &file_sandboxforge_supervisor_v1_supervisor_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -777,7 +873,7 @@ func (x *ConsoleRequest) String() string {
 func (*ConsoleRequest) ProtoMessage() {}
 
 func (x *ConsoleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandboxforge_supervisor_v1_supervisor_proto_msgTypes[11]
+	mi := &file_sandboxforge_supervisor_v1_supervisor_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -790,7 +886,7 @@ func (x *ConsoleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConsoleRequest.ProtoReflect.Descriptor instead.
 func (*ConsoleRequest) Descriptor() ([]byte, []int) {
-	return file_sandboxforge_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{11}
+	return file_sandboxforge_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ConsoleRequest) GetMaxBytes() int64 {
@@ -809,7 +905,7 @@ type ConsoleResponse struct {
 
 func (x *ConsoleResponse) Reset() {
 	*x = ConsoleResponse{}
-	mi := &file_sandboxforge_supervisor_v1_supervisor_proto_msgTypes[12]
+	mi := &file_sandboxforge_supervisor_v1_supervisor_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -821,7 +917,7 @@ func (x *ConsoleResponse) String() string {
 func (*ConsoleResponse) ProtoMessage() {}
 
 func (x *ConsoleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandboxforge_supervisor_v1_supervisor_proto_msgTypes[12]
+	mi := &file_sandboxforge_supervisor_v1_supervisor_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -834,7 +930,7 @@ func (x *ConsoleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConsoleResponse.ProtoReflect.Descriptor instead.
 func (*ConsoleResponse) Descriptor() ([]byte, []int) {
-	return file_sandboxforge_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{12}
+	return file_sandboxforge_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ConsoleResponse) GetData() []byte {
@@ -904,7 +1000,13 @@ const file_sandboxforge_supervisor_v1_supervisor_proto_rawDesc = "" +
 	"\n" +
 	"end_reason\x18\x01 \x01(\tR\tendReason\x12\x1d\n" +
 	"\n" +
-	"end_detail\x18\x02 \x01(\tR\tendDetail\"-\n" +
+	"end_detail\x18\x02 \x01(\tR\tendDetail\"1\n" +
+	"\vSaveRequest\x12\x10\n" +
+	"\x03dir\x18\x01 \x01(\tR\x03dir\x12\x10\n" +
+	"\x03end\x18\x02 \x01(\bR\x03end\"-\n" +
+	"\fSaveResponse\x12\x1d\n" +
+	"\n" +
+	"state_json\x18\x01 \x01(\tR\tstateJson\"-\n" +
 	"\x0eConsoleRequest\x12\x1b\n" +
 	"\tmax_bytes\x18\x01 \x01(\x03R\bmaxBytes\"%\n" +
 	"\x0fConsoleResponse\x12\x12\n" +
@@ -914,7 +1016,7 @@ const file_sandboxforge_supervisor_v1_supervisor_proto_rawDesc = "" +
 	"\rSTATE_BOOTING\x10\x01\x12\x0f\n" +
 	"\vSTATE_READY\x10\x02\x12\x12\n" +
 	"\x0eSTATE_STOPPING\x10\x03\x12\x0f\n" +
-	"\vSTATE_ENDED\x10\x042\xe3\x04\n" +
+	"\vSTATE_ENDED\x10\x042\xbe\x05\n" +
 	"\n" +
 	"Supervisor\x12\\\n" +
 	"\x05Hello\x12(.sandboxforge.supervisor.v1.HelloRequest\x1a).sandboxforge.supervisor.v1.HelloResponse\x12h\n" +
@@ -922,7 +1024,8 @@ const file_sandboxforge_supervisor_v1_supervisor_proto_rawDesc = "" +
 	"\x05Watch\x12(.sandboxforge.supervisor.v1.WatchRequest\x1a).sandboxforge.supervisor.v1.WatchResponse0\x01\x12n\n" +
 	"\vSetDeadline\x12..sandboxforge.supervisor.v1.SetDeadlineRequest\x1a/.sandboxforge.supervisor.v1.SetDeadlineResponse\x12Y\n" +
 	"\x04Stop\x12'.sandboxforge.supervisor.v1.StopRequest\x1a(.sandboxforge.supervisor.v1.StopResponse\x12b\n" +
-	"\aConsole\x12*.sandboxforge.supervisor.v1.ConsoleRequest\x1a+.sandboxforge.supervisor.v1.ConsoleResponseB<Z:sandboxforge/internal/supervisor/supervisorv1;supervisorv1b\x06proto3"
+	"\aConsole\x12*.sandboxforge.supervisor.v1.ConsoleRequest\x1a+.sandboxforge.supervisor.v1.ConsoleResponse\x12Y\n" +
+	"\x04Save\x12'.sandboxforge.supervisor.v1.SaveRequest\x1a(.sandboxforge.supervisor.v1.SaveResponseB<Z:sandboxforge/internal/supervisor/supervisorv1;supervisorv1b\x06proto3"
 
 var (
 	file_sandboxforge_supervisor_v1_supervisor_proto_rawDescOnce sync.Once
@@ -937,7 +1040,7 @@ func file_sandboxforge_supervisor_v1_supervisor_proto_rawDescGZIP() []byte {
 }
 
 var file_sandboxforge_supervisor_v1_supervisor_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_sandboxforge_supervisor_v1_supervisor_proto_msgTypes = make([]protoimpl.MessageInfo, 14)
+var file_sandboxforge_supervisor_v1_supervisor_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
 var file_sandboxforge_supervisor_v1_supervisor_proto_goTypes = []any{
 	(State)(0),                  // 0: sandboxforge.supervisor.v1.State
 	(*HelloRequest)(nil),        // 1: sandboxforge.supervisor.v1.HelloRequest
@@ -951,13 +1054,15 @@ var file_sandboxforge_supervisor_v1_supervisor_proto_goTypes = []any{
 	(*SetDeadlineResponse)(nil), // 9: sandboxforge.supervisor.v1.SetDeadlineResponse
 	(*StopRequest)(nil),         // 10: sandboxforge.supervisor.v1.StopRequest
 	(*StopResponse)(nil),        // 11: sandboxforge.supervisor.v1.StopResponse
-	(*ConsoleRequest)(nil),      // 12: sandboxforge.supervisor.v1.ConsoleRequest
-	(*ConsoleResponse)(nil),     // 13: sandboxforge.supervisor.v1.ConsoleResponse
-	nil,                         // 14: sandboxforge.supervisor.v1.Status.TimingsMsEntry
+	(*SaveRequest)(nil),         // 12: sandboxforge.supervisor.v1.SaveRequest
+	(*SaveResponse)(nil),        // 13: sandboxforge.supervisor.v1.SaveResponse
+	(*ConsoleRequest)(nil),      // 14: sandboxforge.supervisor.v1.ConsoleRequest
+	(*ConsoleResponse)(nil),     // 15: sandboxforge.supervisor.v1.ConsoleResponse
+	nil,                         // 16: sandboxforge.supervisor.v1.Status.TimingsMsEntry
 }
 var file_sandboxforge_supervisor_v1_supervisor_proto_depIdxs = []int32{
 	0,  // 0: sandboxforge.supervisor.v1.Status.state:type_name -> sandboxforge.supervisor.v1.State
-	14, // 1: sandboxforge.supervisor.v1.Status.timings_ms:type_name -> sandboxforge.supervisor.v1.Status.TimingsMsEntry
+	16, // 1: sandboxforge.supervisor.v1.Status.timings_ms:type_name -> sandboxforge.supervisor.v1.Status.TimingsMsEntry
 	3,  // 2: sandboxforge.supervisor.v1.GetStatusResponse.status:type_name -> sandboxforge.supervisor.v1.Status
 	3,  // 3: sandboxforge.supervisor.v1.WatchResponse.status:type_name -> sandboxforge.supervisor.v1.Status
 	1,  // 4: sandboxforge.supervisor.v1.Supervisor.Hello:input_type -> sandboxforge.supervisor.v1.HelloRequest
@@ -965,15 +1070,17 @@ var file_sandboxforge_supervisor_v1_supervisor_proto_depIdxs = []int32{
 	6,  // 6: sandboxforge.supervisor.v1.Supervisor.Watch:input_type -> sandboxforge.supervisor.v1.WatchRequest
 	8,  // 7: sandboxforge.supervisor.v1.Supervisor.SetDeadline:input_type -> sandboxforge.supervisor.v1.SetDeadlineRequest
 	10, // 8: sandboxforge.supervisor.v1.Supervisor.Stop:input_type -> sandboxforge.supervisor.v1.StopRequest
-	12, // 9: sandboxforge.supervisor.v1.Supervisor.Console:input_type -> sandboxforge.supervisor.v1.ConsoleRequest
-	2,  // 10: sandboxforge.supervisor.v1.Supervisor.Hello:output_type -> sandboxforge.supervisor.v1.HelloResponse
-	5,  // 11: sandboxforge.supervisor.v1.Supervisor.GetStatus:output_type -> sandboxforge.supervisor.v1.GetStatusResponse
-	7,  // 12: sandboxforge.supervisor.v1.Supervisor.Watch:output_type -> sandboxforge.supervisor.v1.WatchResponse
-	9,  // 13: sandboxforge.supervisor.v1.Supervisor.SetDeadline:output_type -> sandboxforge.supervisor.v1.SetDeadlineResponse
-	11, // 14: sandboxforge.supervisor.v1.Supervisor.Stop:output_type -> sandboxforge.supervisor.v1.StopResponse
-	13, // 15: sandboxforge.supervisor.v1.Supervisor.Console:output_type -> sandboxforge.supervisor.v1.ConsoleResponse
-	10, // [10:16] is the sub-list for method output_type
-	4,  // [4:10] is the sub-list for method input_type
+	14, // 9: sandboxforge.supervisor.v1.Supervisor.Console:input_type -> sandboxforge.supervisor.v1.ConsoleRequest
+	12, // 10: sandboxforge.supervisor.v1.Supervisor.Save:input_type -> sandboxforge.supervisor.v1.SaveRequest
+	2,  // 11: sandboxforge.supervisor.v1.Supervisor.Hello:output_type -> sandboxforge.supervisor.v1.HelloResponse
+	5,  // 12: sandboxforge.supervisor.v1.Supervisor.GetStatus:output_type -> sandboxforge.supervisor.v1.GetStatusResponse
+	7,  // 13: sandboxforge.supervisor.v1.Supervisor.Watch:output_type -> sandboxforge.supervisor.v1.WatchResponse
+	9,  // 14: sandboxforge.supervisor.v1.Supervisor.SetDeadline:output_type -> sandboxforge.supervisor.v1.SetDeadlineResponse
+	11, // 15: sandboxforge.supervisor.v1.Supervisor.Stop:output_type -> sandboxforge.supervisor.v1.StopResponse
+	15, // 16: sandboxforge.supervisor.v1.Supervisor.Console:output_type -> sandboxforge.supervisor.v1.ConsoleResponse
+	13, // 17: sandboxforge.supervisor.v1.Supervisor.Save:output_type -> sandboxforge.supervisor.v1.SaveResponse
+	11, // [11:18] is the sub-list for method output_type
+	4,  // [4:11] is the sub-list for method input_type
 	4,  // [4:4] is the sub-list for extension type_name
 	4,  // [4:4] is the sub-list for extension extendee
 	0,  // [0:4] is the sub-list for field type_name
@@ -990,7 +1097,7 @@ func file_sandboxforge_supervisor_v1_supervisor_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sandboxforge_supervisor_v1_supervisor_proto_rawDesc), len(file_sandboxforge_supervisor_v1_supervisor_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   14,
+			NumMessages:   16,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

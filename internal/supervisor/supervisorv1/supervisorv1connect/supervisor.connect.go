@@ -49,6 +49,8 @@ const (
 	SupervisorStopProcedure = "/sandboxforge.supervisor.v1.Supervisor/Stop"
 	// SupervisorConsoleProcedure is the fully-qualified name of the Supervisor's Console RPC.
 	SupervisorConsoleProcedure = "/sandboxforge.supervisor.v1.Supervisor/Console"
+	// SupervisorSaveProcedure is the fully-qualified name of the Supervisor's Save RPC.
+	SupervisorSaveProcedure = "/sandboxforge.supervisor.v1.Supervisor/Save"
 )
 
 // SupervisorClient is a client for the sandboxforge.supervisor.v1.Supervisor service.
@@ -70,6 +72,12 @@ type SupervisorClient interface {
 	Stop(context.Context, *supervisorv1.StopRequest) (*supervisorv1.StopResponse, error)
 	// Console returns the newest bytes of the guest's console.
 	Console(context.Context, *supervisorv1.ConsoleRequest) (*supervisorv1.ConsoleResponse, error)
+	// Save saves the whole state of a VM that is ready into a directory, see
+	// backend.Saver. The guest stands still meanwhile, and its link is closed
+	// and opened anew: RPCs of the guest's services that are under way are cut,
+	// later ones wait. Unimplemented if this VM cannot be saved,
+	// FailedPrecondition once it is being taken down.
+	Save(context.Context, *supervisorv1.SaveRequest) (*supervisorv1.SaveResponse, error)
 }
 
 // NewSupervisorClient constructs a client for the sandboxforge.supervisor.v1.Supervisor service. By
@@ -119,6 +127,12 @@ func NewSupervisorClient(httpClient connect.HTTPClient, baseURL string, opts ...
 			connect.WithSchema(supervisorMethods.ByName("Console")),
 			connect.WithClientOptions(opts...),
 		),
+		save: connect.NewClient[supervisorv1.SaveRequest, supervisorv1.SaveResponse](
+			httpClient,
+			baseURL+SupervisorSaveProcedure,
+			connect.WithSchema(supervisorMethods.ByName("Save")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
@@ -130,6 +144,7 @@ type supervisorClient struct {
 	setDeadline *connect.Client[supervisorv1.SetDeadlineRequest, supervisorv1.SetDeadlineResponse]
 	stop        *connect.Client[supervisorv1.StopRequest, supervisorv1.StopResponse]
 	console     *connect.Client[supervisorv1.ConsoleRequest, supervisorv1.ConsoleResponse]
+	save        *connect.Client[supervisorv1.SaveRequest, supervisorv1.SaveResponse]
 }
 
 // Hello calls sandboxforge.supervisor.v1.Supervisor.Hello.
@@ -182,6 +197,15 @@ func (c *supervisorClient) Console(ctx context.Context, req *supervisorv1.Consol
 	return nil, err
 }
 
+// Save calls sandboxforge.supervisor.v1.Supervisor.Save.
+func (c *supervisorClient) Save(ctx context.Context, req *supervisorv1.SaveRequest) (*supervisorv1.SaveResponse, error) {
+	response, err := c.save.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
 // SupervisorHandler is an implementation of the sandboxforge.supervisor.v1.Supervisor service.
 type SupervisorHandler interface {
 	// Hello is the first exchange on a connection; its messages never change
@@ -201,6 +225,12 @@ type SupervisorHandler interface {
 	Stop(context.Context, *supervisorv1.StopRequest) (*supervisorv1.StopResponse, error)
 	// Console returns the newest bytes of the guest's console.
 	Console(context.Context, *supervisorv1.ConsoleRequest) (*supervisorv1.ConsoleResponse, error)
+	// Save saves the whole state of a VM that is ready into a directory, see
+	// backend.Saver. The guest stands still meanwhile, and its link is closed
+	// and opened anew: RPCs of the guest's services that are under way are cut,
+	// later ones wait. Unimplemented if this VM cannot be saved,
+	// FailedPrecondition once it is being taken down.
+	Save(context.Context, *supervisorv1.SaveRequest) (*supervisorv1.SaveResponse, error)
 }
 
 // NewSupervisorHandler builds an HTTP handler from the service implementation. It returns the path
@@ -246,6 +276,12 @@ func NewSupervisorHandler(svc SupervisorHandler, opts ...connect.HandlerOption) 
 		connect.WithSchema(supervisorMethods.ByName("Console")),
 		connect.WithHandlerOptions(opts...),
 	)
+	supervisorSaveHandler := connect.NewUnaryHandlerSimple(
+		SupervisorSaveProcedure,
+		svc.Save,
+		connect.WithSchema(supervisorMethods.ByName("Save")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/sandboxforge.supervisor.v1.Supervisor/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case SupervisorHelloProcedure:
@@ -260,6 +296,8 @@ func NewSupervisorHandler(svc SupervisorHandler, opts ...connect.HandlerOption) 
 			supervisorStopHandler.ServeHTTP(w, r)
 		case SupervisorConsoleProcedure:
 			supervisorConsoleHandler.ServeHTTP(w, r)
+		case SupervisorSaveProcedure:
+			supervisorSaveHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -291,4 +329,8 @@ func (UnimplementedSupervisorHandler) Stop(context.Context, *supervisorv1.StopRe
 
 func (UnimplementedSupervisorHandler) Console(context.Context, *supervisorv1.ConsoleRequest) (*supervisorv1.ConsoleResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("sandboxforge.supervisor.v1.Supervisor.Console is not implemented"))
+}
+
+func (UnimplementedSupervisorHandler) Save(context.Context, *supervisorv1.SaveRequest) (*supervisorv1.SaveResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("sandboxforge.supervisor.v1.Supervisor.Save is not implemented"))
 }
