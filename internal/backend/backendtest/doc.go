@@ -8,6 +8,7 @@
 //	// So that a test can act from another process, as a second server does.
 //	func TestMain(m *testing.M) { backendtest.Main(m, open) }
 //
-// Most cases start VMs without waiting for their guests; three wait for the
-// agent, so a run under emulation costs a few boots.
+// Most cases start VMs without waiting for their guests; a few wait for the
+// agent, so a run under emulation costs some boots. The cases of saved states are
+// for backends whose Capabilities claim them.
 package backendtest

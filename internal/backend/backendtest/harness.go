@@ -34,6 +34,10 @@ type Harness struct {
 	// WaitAgent blocks until the guest's agent answers on the stream, and
 	// returns something that is this guest's alone, its boot id say.
 	WaitAgent func(ctx context.Context, stream io.ReadWriteCloser) (string, error)
+	// Remember puts a text into the memory of the guest, where a saved state
+	// finds it, and Recall reads it back. Nil: not looked at.
+	Remember func(ctx context.Context, stream io.ReadWriteCloser, text string) error
+	Recall   func(ctx context.Context, stream io.ReadWriteCloser) (string, error)
 	// BootDeadline is how long a guest may take to its agent's answer.
 	BootDeadline time.Duration
 	// Polite: the test's guest powers off when asked to.
@@ -64,8 +68,9 @@ const helperEnv = "SANDBOXFORGE_BACKENDTEST_ORDER"
 
 type order struct {
 	Config json.RawMessage `json:"config"`
-	Op     string          `json:"op"` // create, start, delete
+	Op     string          `json:"op"` // create, start, delete, save
 	Spec   backend.Spec    `json:"spec"`
+	Dir    string          `json:"dir,omitempty"` // save: of the state
 }
 
 type answer struct {
@@ -110,6 +115,20 @@ func obey(text string, open func(json.RawMessage) (backend.Backend, error)) (a a
 			return fail(err)
 		}
 		a.Info = m.Info()
+	case "save": // answers when the VM runs, and again when it is saved
+		m, err := b.Start(ctx, o.Spec.Name, backend.StartOptions{})
+		if err != nil {
+			return fail(err)
+		}
+		a.Info = m.Info()
+		json.NewEncoder(os.Stdout).Encode(a)
+		s, ok := m.(backend.Saver)
+		if !ok {
+			return fail(backend.ErrUnsupported)
+		}
+		if _, err := s.Save(ctx, o.Dir, backend.SaveOptions{}); err != nil {
+			return fail(err)
+		}
 	case "delete":
 		if err := b.Delete(ctx, o.Spec.Name); err != nil {
 			return fail(err)
@@ -124,6 +143,7 @@ func obey(text string, open func(json.RawMessage) (backend.Backend, error)) (a a
 var kinds = map[string]error{
 	"not found": backend.ErrNotFound, "running": backend.ErrRunning, "not running": backend.ErrNotRunning,
 	"unsupported": backend.ErrUnsupported, "exists": backend.ErrExists,
+	"state unfit": backend.ErrStateUnfit, "state in use": backend.ErrStateInUse,
 }
 
 func kindOf(err error) string {

@@ -21,7 +21,7 @@ type otherProcess struct {
 // been done. The process ends with the test at the latest.
 func (h *Harness) inOtherProcess(t *testing.T, op, name string) *otherProcess {
 	t.Helper()
-	cmd := h.command(t, op, name)
+	cmd := h.command(t, order{Op: op, Spec: h.Spec(name)})
 	cmd.Stderr = os.Stderr
 	cmd.WaitDelay = 10 * time.Second
 	stdin, err := cmd.StdinPipe()
@@ -48,14 +48,15 @@ func (h *Harness) inOtherProcess(t *testing.T, op, name string) *otherProcess {
 }
 
 // command runs the operation when started, and stays until its stdin ends.
-func (h *Harness) command(t *testing.T, op, name string) *exec.Cmd {
+func (h *Harness) command(t *testing.T, o order) *exec.Cmd {
 	t.Helper()
-	o, err := json.Marshal(order{Config: h.config(t), Op: op, Spec: h.Spec(name)})
+	o.Config = h.config(t)
+	text, err := json.Marshal(o)
 	if err != nil {
 		t.Fatal(err)
 	}
 	cmd := exec.Command(os.Args[0], "-test.run=^$")
-	cmd.Env = append(os.Environ(), helperEnv+"="+string(o))
+	cmd.Env = append(os.Environ(), helperEnv+"="+string(text))
 	return cmd
 }
 
@@ -63,7 +64,7 @@ func (h *Harness) command(t *testing.T, op, name string) *exec.Cmd {
 // after d, whatever it is at. It reports whether the operation was done by then.
 func (h *Harness) killedWhile(t *testing.T, op, name string, d time.Duration) (done bool) {
 	t.Helper()
-	cmd := h.command(t, op, name)
+	cmd := h.command(t, order{Op: op, Spec: h.Spec(name)})
 	stdin, err := cmd.StdinPipe()
 	if err != nil {
 		t.Fatal(err)

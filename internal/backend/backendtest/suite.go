@@ -42,6 +42,13 @@ func Suite(t *testing.T, factory func(t *testing.T) *Harness) {
 		{"DeleterIsKilled", deleterKilled},
 		{"AgentAnswers", agentAnswers},
 		{"TwoVMsDoNotSeeEachOther", twoVMs},
+		{"SaveRefused", saveRefused},
+		{"SavesAtOnce", savesAtOnce},
+		{"DamagedStateIsUnfit", stateDamaged},
+		{"SaverIsKilled", saverKilled},
+		{"SavedVMGoesOnAndOthersBeginThere", saveGoesOn},
+		{"CloneOfAClone", cloneOfClone},
+		{"SaveAndEnd", saveAndEnd},
 	} {
 		t.Run(c.name, func(t *testing.T) { c.run(t, factory(t)) })
 	}

@@ -10,6 +10,10 @@
 // each agent stream. Faults are functions too, called where a real backend
 // could fail or hang.
 //
+// Where Options.States is set, VMs can be saved: a state is a directory with a
+// manifest, what Options.Memory said the guest had in its memory, and a file
+// for each VM and state that needs it.
+//
 //	b, err := fake.New(dir, fake.Options{
 //		Serve: func(name string, rw io.ReadWriteCloser) { agent.Serve(rw) },
 //		Hooks: fake.Hooks{Start: func(ctx context.Context, name string) error { <-ctx.Done(); return ctx.Err() }},

@@ -27,6 +27,14 @@ type Options struct {
 	Hooks Hooks
 	// Console is what Machine.Console returns the end of.
 	Console []byte
+	// Memory is what saved states carry of a guest; nil: nothing.
+	Memory Memory
+	// States lets VMs be saved and begin in saved states: Snapshots and Clones
+	// in the fake's own Capabilities.
+	States bool
+	// Build stands for everything that a state depends on beside the Spec: one
+	// saved under another Build is unfit.
+	Build string
 	// Capabilities and Report replace the fake's own, if not nil.
 	Capabilities *backend.Capabilities
 	Report       *backend.Report
@@ -40,6 +48,11 @@ type Hooks struct {
 	// Stop is called by Machine.Stop when a grace is given: a guest that is
 	// asked to power off. An error, or no return within the grace, means force.
 	Stop func(ctx context.Context, name string) error
+	// Save is called by Machine.Save before anything is written, SaveHalf when
+	// the guest stands still and the state is half written.
+	Save, SaveHalf func(ctx context.Context, name, dir string) error
+	// CheckState and RemoveState are called with the state's directory.
+	CheckState, RemoveState func(ctx context.Context, dir string) error
 	// Boot is what WatchBoot returns, unless the VM or the context ends first.
 	// Nil: every boot succeeds.
 	Boot func(ctx context.Context, name string, o backend.StartOptions) error
@@ -60,7 +73,10 @@ type Backend struct {
 	o   Options
 }
 
-var _ backend.Backend = (*Backend)(nil)
+var (
+	_ backend.Backend     = (*Backend)(nil)
+	_ backend.StateKeeper = (*Backend)(nil)
+)
 
 // New makes a Backend whose VMs are in dir, which is made when missing.
 func New(dir string, o Options) (*Backend, error) {
@@ -90,7 +106,7 @@ func (b *Backend) Capabilities() backend.Capabilities {
 	if b.o.Capabilities != nil {
 		return *b.o.Capabilities
 	}
-	return backend.Capabilities{DiesWithOwner: true}
+	return backend.Capabilities{DiesWithOwner: true, Snapshots: b.o.States, Clones: b.o.States}
 }
 
 // Files of a VM.
@@ -137,8 +153,19 @@ func (b *Backend) Create(ctx context.Context, s backend.Spec) error {
 	case !errors.Is(err, fs.ErrNotExist):
 		return fault.Wrap(errors.Join(backend.ErrExists, err), fault.BackendCommandFailed, "the VM %s is there but damaged", s.Name)
 	}
+	if s.From != "" {
+		if err := b.fits(s); err != nil {
+			return err
+		}
+	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
+	}
+	if s.From != "" {
+		// The state learns of its user before there is one.
+		if err := addUser(s.From, user{Dir: dir, Memory: true}); err != nil {
+			return errors.Join(err, os.RemoveAll(dir))
+		}
 	}
 	return writeJSON(filepath.Join(dir, vmFile), s)
 }
@@ -169,6 +196,10 @@ func (b *Backend) Start(ctx context.Context, name string, o backend.StartOptions
 	lock := flock.New(filepath.Join(dir, lockFile))
 	if ok, err := lock.TryLock(); err != nil || !ok {
 		return nil, errors.Join(err, backend.ErrRunning)
+	}
+	if err := b.resume(name); err != nil {
+		lock.Unlock()
+		return nil, err
 	}
 	m, err := newMachine(b, name, lock, o)
 	if err != nil {
@@ -274,7 +305,17 @@ func (b *Backend) Delete(ctx context.Context, name string) error {
 			return err
 		}
 	}
-	return os.RemoveAll(filepath.Join(b.dir, name))
+	dir := filepath.Join(b.dir, name)
+	states := b.needs(name)
+	if err := os.RemoveAll(dir); err != nil {
+		return err
+	}
+	for _, state := range states {
+		if err := dropUser(state, dir); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func readJSON(path string, v any) error {

@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -27,10 +28,49 @@ func open(raw json.RawMessage) (backend.Backend, error) {
 		return nil, err
 	}
 	id := rand.Text()
-	return New(dir, Options{Console: []byte("booted\n"), Serve: func(name string, rw io.ReadWriteCloser) {
+	mem := &memory{m: map[string]string{}}
+	return New(dir, Options{Console: []byte("booted\n"), States: true, Memory: mem, Serve: func(name string, rw io.ReadWriteCloser) {
 		fmt.Fprintf(rw, "%s of %s\n", name, id)
-		io.Copy(io.Discard, rw)
+		for in := bufio.NewScanner(rw); in.Scan(); {
+			if text, set := strings.CutPrefix(in.Text(), "set "); set {
+				mem.Load(name, []byte(text))
+			}
+			fmt.Fprintf(rw, "%s\n", strings.TrimRight(string(mem.Save(name)), "\x00"))
+		}
 	}})
+}
+
+// memory is what the guests of one Backend were told to remember.
+type memory struct {
+	mu sync.Mutex
+	m  map[string]string
+}
+
+func (m *memory) Save(name string) []byte {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	b := make([]byte, 4096)
+	copy(b, m.m[name])
+	return b
+}
+
+func (m *memory) Load(name string, data []byte) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.m[name] = string(data)
+}
+
+// tell says one line to a guest and returns its answer.
+func tell(rw io.ReadWriter, line string) (string, error) {
+	r := bufio.NewReader(rw)
+	if _, err := r.ReadString('\n'); err != nil { // its greeting
+		return "", err
+	}
+	if _, err := fmt.Fprintln(rw, line); err != nil {
+		return "", err
+	}
+	answer, err := r.ReadString('\n')
+	return strings.TrimSpace(answer), err
 }
 
 func harness(t *testing.T) *backendtest.Harness {
@@ -63,6 +103,11 @@ func harness(t *testing.T) *backendtest.Harness {
 			line, err := bufio.NewReader(rw).ReadString('\n')
 			return strings.TrimSpace(line), err
 		},
+		Remember: func(_ context.Context, rw io.ReadWriteCloser, text string) error {
+			_, err := tell(rw, "set "+text)
+			return err
+		},
+		Recall: func(_ context.Context, rw io.ReadWriteCloser) (string, error) { return tell(rw, "get") },
 	}
 }
 

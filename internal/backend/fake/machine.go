@@ -39,6 +39,7 @@ type machine struct {
 	lock   *flock.Flock
 	orders net.Listener
 	done   chan struct{}
+	saving sync.Mutex // held by a save
 
 	mu       sync.Mutex
 	ended    bool
@@ -51,6 +52,7 @@ type machine struct {
 var (
 	_ backend.Machine     = (*machine)(nil)
 	_ backend.BootWatcher = (*machine)(nil)
+	_ backend.Saver       = (*machine)(nil)
 )
 
 func newMachine(b *Backend, name string, lock *flock.Flock, o backend.StartOptions) (*machine, error) {
