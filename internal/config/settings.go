@@ -35,6 +35,8 @@ type Settings struct {
 	Backend         string // auto, qemu, lima, hyperv
 	Accel           string // auto, kvm, hvf, tcg
 	WarmPool        int
+	Templates       bool     // VMs may begin in a saved state
+	TemplateCap     int64    // bytes on the disk
 	WorkspaceRoots  []string // nil: a workspace may lie anywhere
 	AllowedRoots    []string
 	LogLevel        slog.Level
@@ -80,6 +82,8 @@ func EnvVars() []EnvVar {
 		{"LIMA_SWEEPER_INTERVAL_SECONDS", "", "deprecated name of SANDBOX_SWEEPER_INTERVAL_SECONDS"},
 		{"SANDBOX_BACKEND", "auto", "auto, qemu, lima or hyperv"},
 		{"SANDBOX_ACCEL", "auto", "auto, kvm, hvf or tcg"},
+		{"SANDBOX_TEMPLATES", "auto", "auto: new VMs are clones of a template where the backend can; off: every VM boots"},
+		{"SANDBOX_TEMPLATE_CAP_GIB", "20", "what templates may take on the disk; the least recently used make room"},
 		{"SANDBOX_WARM_POOL", "0", "ready clones kept per template in use"},
 		{"SANDBOX_WORKSPACE_ROOTS", "", "path list; if set, workspace_root must lie inside one of them"},
 		{"SANDBOX_ALLOWED_ROOTS", "", "path list: further host directories that tools may read and write"},
@@ -164,6 +168,8 @@ func LoadSettings(getenv func(string) string, goos string) (*Settings, error) {
 
 	s.Backend = e.choice("SANDBOX_BACKEND", "auto", "auto", "qemu", "lima", "hyperv")
 	s.Accel = e.choice("SANDBOX_ACCEL", "auto", "auto", "kvm", "hvf", "tcg")
+	s.Templates = e.choice("SANDBOX_TEMPLATES", "auto", "auto", "off") == "auto"
+	s.TemplateCap = int64(e.integer("SANDBOX_TEMPLATE_CAP_GIB", 20, 1, 1<<20)) << 30
 	s.WarmPool = e.integer("SANDBOX_WARM_POOL", 0, 0, 100)
 	s.WorkspaceRoots = e.pathList("SANDBOX_WORKSPACE_ROOTS")
 	s.AllowedRoots = e.pathList("SANDBOX_ALLOWED_ROOTS")

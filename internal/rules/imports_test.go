@@ -45,7 +45,7 @@ var rules = []rule{
 	},
 	{
 		from:    []string{"internal/agent/...", "cmd/sandboxforge-agent", "cmd/sandboxforge-init"},
-		forbid:  []string{"sandboxforge/internal/guest", "sandboxforge/internal/backend/...", "sandboxforge/internal/store", "sandboxforge/internal/sandbox", "sandboxforge/internal/supervisor", "sandboxforge/internal/config", "sandboxforge/internal/workspace", "sandboxforge/internal/image"},
+		forbid:  []string{"sandboxforge/internal/guest", "sandboxforge/internal/backend/...", "sandboxforge/internal/store", "sandboxforge/internal/sandbox", "sandboxforge/internal/supervisor", "sandboxforge/internal/config", "sandboxforge/internal/workspace", "sandboxforge/internal/image", "sandboxforge/internal/network"},
 		because: "the agent is a small program inside the guest and shares only the protocol with the host",
 	},
 	{
@@ -69,9 +69,25 @@ var rules = []rule{
 		because: "building an image needs no VM",
 	},
 	{
+		from:    []string{"internal/template/..."},
+		forbid:  []string{"sandboxforge/internal/sandbox", "sandboxforge/internal/store", "sandboxforge/internal/guest", "sandboxforge/internal/supervisor", "sandboxforge/internal/image", "sandboxforge/internal/config", "sandboxforge/internal/backend/qemu", "sandboxforge/internal/backend/fake"},
+		because: "a template is a directory with a saved state: what is in it is its maker's business",
+	},
+	{
 		from:    []string{"internal/sandbox/..."},
 		forbid:  []string{"sandboxforge/internal/backend/qemu", "sandboxforge/internal/backend/lima", "sandboxforge/internal/backend/hyperv"},
 		because: "decisions are taken on Capabilities, never on a hypervisor's name",
+	},
+	{
+		from:    []string{"internal/network/..."},
+		forbid:  []string{"sandboxforge/..."},
+		because: "a network carries the packets of one VM and is judged by what it is given: it knows nothing of leases, MCP, Docker, a hypervisor's command line or the agent's protocol",
+	},
+	{
+		from:    []string{"internal/...", "cmd/..."},
+		except:  []string{"internal/network/..."},
+		forbid:  []string{"gvisor.dev/gvisor/..."},
+		because: "only network knows the TCP/IP stack",
 	},
 	{
 		from:    []string{"internal/fault"},
