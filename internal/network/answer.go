@@ -1,0 +1,314 @@
+package network
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"net/netip"
+	"strings"
+
+	"golang.org/x/net/dns/dnsmessage"
+)
+
+const (
+	// maxTTL is the longest that the guest may keep an answer, in seconds: a
+	// change of policy or of the network reaches it soon.
+	maxTTL = 30
+	// maxRecords bounds what of an answer is handed on.
+	maxRecords = 128
+	// ednsOwn is the size of datagram we accept, ednsMost the largest we send.
+	ednsOwn  = 1232
+	ednsMost = 4096
+	ednsNone = 512
+)
+
+// Types that the package dnsmessage has no name for.
+const (
+	typeIXFR  dnsmessage.Type = 251
+	typeMAILB dnsmessage.Type = 253
+	typeMAILA dnsmessage.Type = 254
+)
+
+// question is what a guest asked.
+type question struct {
+	header dnsmessage.Header
+	q      dnsmessage.Question
+	edns   bool
+	limit  int // bytes of an answer by UDP
+}
+
+// errNotAsked: the message is no question at all and gets no answer.
+var errNotAsked = errors.New("not a question")
+
+// parseQuestion reads a message of the guest. Any other error than errNotAsked
+// comes with a header to answer to.
+func parseQuestion(m []byte) (question, error) {
+	q := question{limit: ednsNone}
+	var p dnsmessage.Parser
+	var err error
+	if q.header, err = p.Start(m); err != nil || q.header.Response {
+		return q, errNotAsked
+	}
+	if q.q, err = p.Question(); err != nil {
+		return q, err
+	}
+	if _, err = p.Question(); !errors.Is(err, dnsmessage.ErrSectionDone) {
+		return q, errors.New("more than one question")
+	}
+	for _, skip := range []func() error{p.SkipAllAnswers, p.SkipAllAuthorities} {
+		if err := skip(); err != nil {
+			return q, err
+		}
+	}
+	for {
+		h, err := p.AdditionalHeader()
+		if errors.Is(err, dnsmessage.ErrSectionDone) {
+			return q, nil
+		}
+		if err != nil {
+			return q, err
+		}
+		if h.Type == dnsmessage.TypeOPT {
+			q.edns = true
+			q.limit = max(ednsNone, min(int(h.Class), ednsMost))
+		}
+		if err := p.SkipAdditional(); err != nil {
+			return q, err
+		}
+	}
+}
+
+// answer gives the reply to one message of the guest; nil is none.
+func (s *dnsServer) answer(m []byte, udp bool) []byte {
+	q, err := parseQuestion(m)
+	if errors.Is(err, errNotAsked) {
+		s.counters.questionsLost.Add(1)
+		return nil
+	}
+	s.counters.questions.Add(1)
+	var r dnsmessage.Message
+	if err != nil {
+		r.RCode = dnsmessage.RCodeFormatError
+	} else {
+		r = s.resolve(q)
+		r.Questions = []dnsmessage.Question{q.q}
+	}
+	r.ID, r.Response, r.OpCode = q.header.ID, true, q.header.OpCode
+	r.RecursionDesired, r.RecursionAvailable = q.header.RecursionDesired, true
+	if q.edns {
+		var h dnsmessage.ResourceHeader
+		if h.SetEDNS0(ednsOwn, dnsmessage.RCodeSuccess, false) == nil {
+			r.Additionals = []dnsmessage.Resource{{Header: h, Body: &dnsmessage.OPTResource{}}}
+		}
+	}
+	b, err := r.Pack()
+	if err == nil && (!udp || len(b) <= q.limit) {
+		return b
+	}
+	r.Answers, r.Authorities = nil, nil
+	if err != nil {
+		r.RCode = dnsmessage.RCodeServerFailure
+	} else {
+		r.Truncated = true
+	}
+	if b, err = r.Pack(); err != nil {
+		return nil
+	}
+	return b
+}
+
+// resolve decides what a question gets. Only A records give addresses: IPv6 is
+// not carried, and the hints in HTTPS and SVCB records would name addresses
+// that nobody vetted. A name that the policy denies does not exist: REFUSED
+// would read as a passing failure, and clients would ask on and on.
+func (s *dnsServer) resolve(q question) (r dnsmessage.Message) {
+	if q.header.OpCode != 0 || q.q.Class != dnsmessage.ClassINET {
+		r.RCode = dnsmessage.RCodeNotImplemented
+		return r
+	}
+	name := plainName(q.q.Name)
+	if d := s.config.Policy.Name(withoutService(name)); !d.Allow {
+		s.deny(deniedName, "dns", netip.AddrPort{}, []string{name}, d.Reason)
+		r.RCode = dnsmessage.RCodeNameError
+		return r
+	}
+	switch q.q.Type {
+	case dnsmessage.TypeAAAA, dnsmessage.TypeHTTPS, dnsmessage.TypeSVCB:
+		return r
+	case dnsmessage.TypeALL, dnsmessage.TypeAXFR, typeIXFR, typeMAILA, typeMAILB:
+		r.RCode = dnsmessage.RCodeNotImplemented
+		return r
+	}
+	if s.reverseDenied(name) {
+		r.RCode = dnsmessage.RCodeNameError
+		return r
+	}
+	r, err := s.lookup(q.q, name)
+	if err != nil {
+		s.counters.lookupsFailed.Add(1)
+		s.config.Log.Debug("network lookup failed", "name", name, "error", err)
+		return dnsmessage.Message{Header: dnsmessage.Header{RCode: dnsmessage.RCodeServerFailure}}
+	}
+	return r
+}
+
+// lookup asks the host's resolver. Nothing of the guest's message but the
+// question reaches it.
+func (s *dnsServer) lookup(q dnsmessage.Question, name string) (r dnsmessage.Message, err error) {
+	ctx, cancel := context.WithTimeout(s.ctx, lookupTimeout)
+	defer cancel()
+	query, err := newQuery(q)
+	if err != nil {
+		return r, err
+	}
+	answer, err := s.config.Resolver.Exchange(ctx, query)
+	if err != nil {
+		return r, err
+	}
+	if !answers(query, answer) {
+		return r, errors.New("the resolver answered another question")
+	}
+	return s.vet(answer, name)
+}
+
+// vet takes from an answer what the guest may see, and remembers the addresses
+// it is given.
+func (s *dnsServer) vet(answer []byte, name string) (r dnsmessage.Message, err error) {
+	var p dnsmessage.Parser
+	h, err := p.Start(answer)
+	if err != nil {
+		return r, err
+	}
+	r.RCode = h.RCode
+	if err := p.SkipAllQuestions(); err != nil {
+		return r, err
+	}
+	for len(r.Answers) < maxRecords {
+		x, err := p.Answer()
+		if errors.Is(err, dnsmessage.ErrSectionDone) {
+			break
+		}
+		if err != nil {
+			return r, err
+		}
+		switch body := x.Body.(type) {
+		case *dnsmessage.AResource:
+			if !s.handOut(netip.AddrFrom4(body.A), name) {
+				continue
+			}
+		case *dnsmessage.AAAAResource, *dnsmessage.OPTResource:
+			continue
+		}
+		if x.Header.Type == dnsmessage.TypeHTTPS || x.Header.Type == dnsmessage.TypeSVCB {
+			continue
+		}
+		x.Header.TTL = min(x.Header.TTL, maxTTL)
+		r.Answers = append(r.Answers, x)
+	}
+	if len(r.Answers) == maxRecords {
+		return r, nil
+	}
+	// The zone's record says how long to believe that there is nothing.
+	for range maxRecords {
+		x, err := p.Authority()
+		if err != nil {
+			break
+		}
+		if _, ok := x.Body.(*dnsmessage.SOAResource); ok {
+			x.Header.TTL = min(x.Header.TTL, maxTTL)
+			r.Authorities = append(r.Authorities, x)
+			break
+		}
+	}
+	return r, nil
+}
+
+// handOut says whether the guest may be told of the address, and remembers for
+// which name it was. A name that points into denied space is an attack
+// (rebinding) or the host's private zone; either way the address is out of
+// reach.
+func (s *dnsServer) handOut(a netip.Addr, name string) bool {
+	if reason := s.denied.reason(a); reason != "" {
+		s.deny(deniedRebinding, "dns", netip.AddrPortFrom(a, 0), []string{name}, "the answer names "+reason)
+		return false
+	}
+	s.pins.add(a, name)
+	return true
+}
+
+// reverseDenied says whether name asks for the name of an address that the
+// guest cannot reach: what the host's resolver knows of its neighbours is not
+// the guest's business.
+func (s *dnsServer) reverseDenied(name string) bool {
+	if strings.HasSuffix(name, ".ip6.arpa") {
+		return true
+	}
+	reversed, ok := strings.CutSuffix(name, ".in-addr.arpa")
+	if !ok {
+		return false
+	}
+	l := strings.Split(reversed, ".")
+	if len(l) != 4 {
+		return false
+	}
+	a, err := netip.ParseAddr(l[3] + "." + l[2] + "." + l[1] + "." + l[0])
+	return err == nil && s.denied.reason(a) != ""
+}
+
+// newQuery makes a message of our own that asks q.
+func newQuery(q dnsmessage.Question) ([]byte, error) {
+	m := dnsmessage.Message{
+		Header:    dnsmessage.Header{ID: uint16(rand.Uint32()), RecursionDesired: true},
+		Questions: []dnsmessage.Question{q},
+	}
+	var h dnsmessage.ResourceHeader
+	if err := h.SetEDNS0(ednsOwn, dnsmessage.RCodeSuccess, false); err != nil {
+		return nil, err
+	}
+	m.Additionals = []dnsmessage.Resource{{Header: h, Body: &dnsmessage.OPTResource{}}}
+	return m.Pack()
+}
+
+// answers says whether answer is one to query.
+func answers(query, answer []byte) bool {
+	var p, q dnsmessage.Parser
+	hq, err := q.Start(query)
+	if err != nil {
+		return false
+	}
+	ha, err := p.Start(answer)
+	if err != nil || !ha.Response || ha.ID != hq.ID {
+		return false
+	}
+	asked, err := q.Question()
+	if err != nil {
+		return false
+	}
+	got, err := p.Question()
+	return err == nil && got.Type == asked.Type && got.Class == asked.Class && strings.EqualFold(got.Name.String(), asked.Name.String())
+}
+
+// plainName gives a name in lower case, without its last dot, safe to print.
+func plainName(n dnsmessage.Name) string {
+	return strings.TrimSuffix(strings.Map(func(r rune) rune {
+		switch {
+		case r >= 'A' && r <= 'Z':
+			return r + 'a' - 'A'
+		case r >= 'a' && r <= 'z', r >= '0' && r <= '9', r == '-', r == '_', r == '.':
+			return r
+		}
+		return '?'
+	}, n.String()), ".")
+}
+
+// withoutService takes service labels off: _https._tcp.host is about host.
+func withoutService(name string) string {
+	for strings.HasPrefix(name, "_") {
+		_, rest, ok := strings.Cut(name, ".")
+		if !ok {
+			break
+		}
+		name = rest
+	}
+	return name
+}

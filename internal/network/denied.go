@@ -1,0 +1,122 @@
+package network
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+)
+
+// A range that no guest reaches, and why.
+type deniedRange struct {
+	prefix netip.Prefix
+	reason string
+}
+
+// alwaysDenied holds the special-purpose ranges of RFC 6890 in which the host,
+// its neighbours or its cloud's control plane live. IPv6 is not carried; its
+// ranges are here so that carrying it would not open them.
+var alwaysDenied = func() []deniedRange {
+	var all []deniedRange
+	for _, r := range []struct {
+		reason   string
+		prefixes []string
+	}{
+		{"an address of the host itself", []string{"0.0.0.0/8", "127.0.0.0/8", "::/128", "::1/128"}},
+		{"a private network", []string{"10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "fc00::/7", "fec0::/10"}},
+		{"a carrier's private network", []string{"100.64.0.0/10"}},
+		{"a link-local or metadata address", []string{"169.254.0.0/16", "fe80::/10"}},
+		{"a cloud's control address", []string{"168.63.129.16/32"}},
+		{"a reserved range", []string{"192.0.0.0/24", "198.18.0.0/15", "240.0.0.0/4", "100::/64", "2001::/23", "2001:db8::/32", "5f00::/16"}},
+		{"a multicast address", []string{"224.0.0.0/4", "ff00::/8"}},
+		// An IPv4 address can be wrapped in these, the denied ones too.
+		{"an IPv4 address in disguise", []string{"::/96", "::ffff:0:0/96", "64:ff9b::/96", "64:ff9b:1::/48", "2002::/16"}},
+	} {
+		for _, p := range r.prefixes {
+			all = append(all, deniedRange{netip.MustParsePrefix(p), r.reason})
+		}
+	}
+	return all
+}()
+
+// denied answers for one network whether an address is out of reach in every
+// mode. It is safe for concurrent use.
+type denied struct {
+	exceptions []netip.Prefix
+	host       hostAddresses
+}
+
+// reason says why a is always denied; "" means it is not.
+func (d *denied) reason(a netip.Addr) string {
+	if !a.IsValid() {
+		return "not an address"
+	}
+	a = a.Unmap().WithZone("")
+	if slices.ContainsFunc(d.exceptions, func(p netip.Prefix) bool { return p.Contains(a) }) {
+		return ""
+	}
+	for _, r := range alwaysDenied {
+		if r.prefix.Contains(a) {
+			return r.reason
+		}
+	}
+	switch own, err := d.host.has(a); {
+	case err != nil:
+		return "the host's own addresses are not known"
+	case own:
+		return "an address of this host"
+	}
+	return ""
+}
+
+// hostAddressesAge is how long a list of the host's addresses is believed.
+const hostAddressesAge = time.Second
+
+// hostAddresses remembers the addresses of the host's interfaces: a service
+// bound to all of them is otherwise reachable at the host's outer address.
+type hostAddresses struct {
+	list func() ([]netip.Addr, error)
+
+	mu    sync.Mutex
+	known map[netip.Addr]bool // nil until list answered once
+	asked time.Time
+}
+
+// has fails only if the list could never be had. A later failure keeps the
+// last list.
+func (h *hostAddresses) has(a netip.Addr) (bool, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.known == nil || time.Since(h.asked) > hostAddressesAge {
+		list, err := h.list()
+		if err != nil && h.known == nil {
+			return false, err
+		}
+		h.asked = time.Now()
+		if err == nil {
+			h.known = make(map[netip.Addr]bool, len(list))
+			for _, x := range list {
+				h.known[x.Unmap().WithZone("")] = true
+			}
+		}
+	}
+	return h.known[a], nil
+}
+
+func interfaceAddresses() ([]netip.Addr, error) {
+	list, err := net.InterfaceAddrs()
+	if err != nil {
+		return nil, fmt.Errorf("list the host's addresses: %w", err)
+	}
+	var all []netip.Addr
+	for _, x := range list {
+		if n, ok := x.(*net.IPNet); ok {
+			if a, ok := netip.AddrFromSlice(n.IP); ok {
+				all = append(all, a)
+			}
+		}
+	}
+	return all, nil
+}
