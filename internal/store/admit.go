@@ -39,8 +39,8 @@ type NewLease struct {
 
 // Limits are what an admission must not exceed. Zero values do not limit.
 type Limits struct {
-	// MaxInstances caps active leases of every kind but pool; it does not
-	// limit the admission of a pool lease.
+	// MaxInstances caps active leases of every kind but pool and template; it
+	// does not limit the admission of one of these.
 	MaxInstances int
 	// MemoryBudgetMiB and DiskBudgetBytes cap what all active leases, the new
 	// one included, are promised together.
@@ -55,7 +55,7 @@ type Limits struct {
 
 // Usage is what active leases hold.
 type Usage struct {
-	Instances int // of every kind but pool
+	Instances int // those that count against MaxInstances
 	Pool      int
 	MemoryMiB int64
 	DiskBytes int64
@@ -76,9 +76,10 @@ func usage(ctx context.Context, q querier) (Usage, error) {
 	}
 	u := Usage{Live: live}
 	for _, l := range live {
-		if l.Kind == KindPool {
+		switch {
+		case l.Kind == KindPool:
 			u.Pool++
-		} else {
+		case l.Kind.capped():
 			u.Instances++
 		}
 		u.MemoryMiB += l.MemoryMiB
@@ -152,7 +153,7 @@ func BackendName(instanceID string) string {
 }
 
 func (lim Limits) check(n NewLease, u Usage) error {
-	if n.Kind != KindPool && lim.MaxInstances > 0 && u.Instances >= lim.MaxInstances {
+	if n.Kind.capped() && lim.MaxInstances > 0 && u.Instances >= lim.MaxInstances {
 		return limitExceeded(lim.MaxInstances, u)
 	}
 	if want := u.MemoryMiB + n.MemoryMiB; lim.MemoryBudgetMiB > 0 && want > lim.MemoryBudgetMiB {
@@ -197,7 +198,7 @@ func nameLive(e *fault.Error, u Usage) *fault.Error {
 	var all []live
 	for i := len(u.Live) - 1; i >= 0; i-- { // oldest first
 		l := u.Live[i]
-		if l.Kind == KindPool {
+		if !l.Kind.capped() {
 			continue
 		}
 		at := l.ExpiresAt.Format(time.RFC3339)

@@ -20,7 +20,7 @@
 //	creating, running, destroying, expiring → error → destroying, expiring
 //
 // Every lease that is not destroyed or expired may still have a VM and counts:
-// against the cap of instances (pool leases excepted), and with its promised
+// against the cap of instances (pool and template leases excepted), and with its promised
 // memory and disk. That includes error, which keeps its deadline too, until a
 // clean-up has confirmed that the VM is gone. A lease that a clean-up owns
 // (destroying, expiring, and error on the way back there) never becomes creating
@@ -29,7 +29,8 @@
 // The generation rises with each change of status, holder or deadline. Holder is
 // the process that made the latest move; a creating, destroying or expiring
 // lease whose holder is dead is abandoned, and any server may take it over
-// (Abandoned, then Move).
+// (Abandoned, then Move). A pool lease becomes an instance's by Claim, which any
+// number of processes may try: one wins.
 //
 // # Concurrency
 //

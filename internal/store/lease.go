@@ -12,11 +12,19 @@ import (
 // Kind is what a lease is for.
 type Kind string
 
-// The kinds. Every kind but pool counts against the cap of instances.
+// The kinds. All hold the memory and disk they were promised.
 const (
+	// KindInstance is a VM that somebody asked for. Only these count against
+	// the cap of instances.
 	KindInstance Kind = "instance"
-	KindPool     Kind = "pool"
+	// KindPool is a VM that waits to become an instance, see Claim.
+	KindPool Kind = "pool"
+	// KindTemplate is a VM that is made into a template, or that tries one out.
+	KindTemplate Kind = "template"
 )
+
+// capped: leases of this kind count against the cap of instances.
+func (k Kind) capped() bool { return k != KindPool && k != KindTemplate }
 
 // Lease is one VM's claim to exist, as recorded.
 type Lease struct {

@@ -82,3 +82,17 @@ const sqlTouchLease = `UPDATE leases SET last_used_at = max(last_used_at, ?)
 const sqlPruneLeases = `DELETE FROM leases WHERE status IN ('destroyed', 'expired')
 	AND (ended_at < ?1 OR instance_id NOT IN (SELECT instance_id FROM leases
 		WHERE status IN ('destroyed', 'expired') ORDER BY ended_at DESC, rowid DESC LIMIT ?2))`
+
+// The compare-and-set of a claim: of the ready VMs of a shape the one that ends
+// last is taken, and changed, by one statement.
+// 1 backend, 2 shape, 3 earliest deadline, 4 now, 5 new deadline, 6 profile,
+// 7 workspace root, 8 workspace id, 9 session, 10 to 12 process, 13 request,
+// 14 auto bootstrap, 15 config, 16 spec, 17 start kind.
+const sqlClaimLease = `UPDATE leases SET kind = 'instance', generation = generation + 1,
+	created_at = ?4, expires_at = ?5, last_used_at = ?4, profile_name = ?6, workspace_root = ?7, workspace_id = ?8,
+	owner_session = ?9, holder_session = ?9, holder_pid = ?10, holder_boot = ?11, holder_start = ?12, request_id = ?13,
+	auto_bootstrap = ?14, config = ?15, spec = ?16, start_kind = ?17
+	WHERE kind = 'pool' AND status = 'running' AND instance_id = (SELECT instance_id FROM leases
+		WHERE kind = 'pool' AND status = 'running' AND backend = ?1 AND json_extract(spec, '$.shape') = ?2 AND expires_at >= ?3
+		ORDER BY expires_at DESC, rowid LIMIT 1)
+	RETURNING ` + leaseColumns
