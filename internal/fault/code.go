@@ -38,6 +38,7 @@ const (
 	UnsupportedByBackend Code = "UNSUPPORTED_BY_BACKEND"
 	ImageNotFound        Code = "IMAGE_NOT_FOUND"
 	InstanceLost         Code = "INSTANCE_LOST"
+	SnapshotNotFound     Code = "SNAPSHOT_NOT_FOUND"
 	Internal             Code = "INTERNAL"
 )
 
@@ -49,7 +50,8 @@ func Codes() []Code {
 		InstanceNotFound, InstanceTerminal, InsufficientHostResources, InsufficientDisk, RuntimeNotReady,
 		DockerCommandFailed, ContainerNotFound, ServiceNotReady, PrebuiltImageInvalid, TaskNotFound,
 		TaskAlreadyFinished, InvalidArgument, PathNotAllowed, CommandTimedOut, Cancelled, OutcomeUnknown,
-		SyncConflict, UnsupportedByBackend, ImageNotFound, InstanceLost, Internal,
+		SyncConflict, UnsupportedByBackend, ImageNotFound, InstanceLost,
+		SnapshotNotFound, Internal,
 	}
 }
 
@@ -58,6 +60,8 @@ func (c Code) defaultSteps() []string {
 	switch c {
 	case InstanceNotFound, InstanceTerminal, InstanceLost:
 		return []string{"call list_instances to see the instances there are, or create_instance for a new one"}
+	case SnapshotNotFound:
+		return []string{"call list_snapshots to see the snapshots there are"}
 	case TaskNotFound, TaskAlreadyFinished:
 		return []string{"call list_tasks to see the tasks of an instance"}
 	case OutcomeUnknown:

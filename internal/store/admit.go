@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"strings"
 	"time"
 
@@ -28,9 +29,15 @@ type NewLease struct {
 	StartKind     string
 	RuntimeName   string
 	RemotePath    string
+	RuntimeReady  bool
+	DockerCommand string
 	AutoBootstrap bool
 	Config        json.RawMessage
 	Spec          json.RawMessage
+	// ParentSnapshot is the snapshot in which the VM is to begin: it must be
+	// ready, or the admission fails as in ReadySnapshot, and it stays as long as
+	// the lease is active. Its source becomes the lease's ParentInstance.
+	ParentSnapshot string
 	// Request, if it has an id, learns the new instance's id in the same
 	// transaction; if it was taken over meanwhile the admission fails with
 	// ErrConflict.
@@ -76,17 +83,21 @@ func usage(ctx context.Context, q querier) (Usage, error) {
 	}
 	u := Usage{Live: live}
 	for _, l := range live {
-		switch {
-		case l.Kind == KindPool:
-			u.Pool++
-		case l.Kind.capped():
-			u.Instances++
-		}
-		u.MemoryMiB += l.MemoryMiB
-		u.DiskBytes += l.DiskBytes
-		u.CPUs += l.CPUs
+		u.count(l)
 	}
 	return u, nil
+}
+
+func (u *Usage) count(l Lease) {
+	switch {
+	case l.Kind == KindPool:
+		u.Pool++
+	case l.Kind.capped():
+		u.Instances++
+	}
+	u.MemoryMiB += l.MemoryMiB
+	u.DiskBytes += l.DiskBytes
+	u.CPUs += l.CPUs
 }
 
 // Admit records a new lease in status creating, held by this process, if the
@@ -95,27 +106,25 @@ func usage(ctx context.Context, q querier) (Usage, error) {
 // fit. Refusals are INSTANCE_LIMIT_EXCEEDED (naming the live instances),
 // INSUFFICIENT_HOST_RESOURCES, INSUFFICIENT_DISK, or what Decide returned.
 func (s *Store) Admit(ctx context.Context, n NewLease, lim Limits) (Lease, error) {
-	if n.Kind == "" {
-		n.Kind = KindInstance
-	}
 	var l Lease
 	err := s.write(ctx, "recording a new instance", func(ctx context.Context, tx *sql.Tx) error {
-		u, err := usage(ctx, tx)
+		parent := ""
+		if n.ParentSnapshot != "" {
+			sn, err := readySnapshot(ctx, tx, n.ParentSnapshot)
+			if err != nil {
+				return err
+			}
+			parent = sn.InstanceID
+		}
+		all, err := s.admitAll(ctx, tx, []NewLease{n}, parent, lim)
 		if err != nil {
 			return err
 		}
-		if err := lim.check(n, u); err != nil {
-			return err
-		}
-		if l, err = s.insertLease(ctx, tx, n); err != nil {
-			return err
-		}
+		l = all[0]
 		if n.Request.tracked() {
-			if err := bindRequest(ctx, tx, n.Request, l.InstanceID, ""); err != nil {
-				return err
-			}
+			return bindRequest(ctx, tx, n.Request, l.InstanceID, "")
 		}
-		return s.addEvent(ctx, tx, Event{InstanceID: l.InstanceID, What: "admit", To: string(Creating), Outcome: OutcomeOK})
+		return nil
 	})
 	if err != nil {
 		return Lease{}, err
@@ -126,7 +135,40 @@ func (s *Store) Admit(ctx context.Context, n NewLease, lim Limits) (Lease, error
 	return l, nil
 }
 
-func (s *Store) insertLease(ctx context.Context, tx *sql.Tx, n NewLease) (Lease, error) {
+// admitAll inserts all leases or none.
+func (s *Store) admitAll(ctx context.Context, tx *sql.Tx, all []NewLease, parentInstance string, lim Limits) ([]Lease, error) {
+	u, err := usage(ctx, tx)
+	if err != nil {
+		return nil, err
+	}
+	if n := len(all); n > 1 && lim.MaxInstances > 0 && u.Instances+n > lim.MaxInstances {
+		e := limitExceeded(lim.MaxInstances, u).With("requested", n)
+		e.Message += fmt.Sprintf(", and %d more were asked for", n)
+		return nil, e
+	}
+	var admitted []Lease
+	for _, n := range all {
+		if n.Kind == "" {
+			n.Kind = KindInstance
+		}
+		if err := lim.check(n, u); err != nil {
+			return nil, err
+		}
+		l, err := s.insertLease(ctx, tx, n, parentInstance)
+		if err != nil {
+			return nil, err
+		}
+		if err := s.addEvent(ctx, tx, Event{InstanceID: l.InstanceID, What: "admit", To: string(Creating), Outcome: OutcomeOK}); err != nil {
+			return nil, err
+		}
+		admitted = append(admitted, l)
+		u.Live = append([]Lease{l}, u.Live...)
+		u.count(l)
+	}
+	return admitted, nil
+}
+
+func (s *Store) insertLease(ctx context.Context, tx *sql.Tx, n NewLease, parentInstance string) (Lease, error) {
 	now := stamp(s.now())
 	request := ""
 	if n.Request != nil {
@@ -140,7 +182,8 @@ func (s *Store) insertLease(ctx context.Context, tx *sql.Tx, n NewLease) (Lease,
 		l, err := scanLease(tx.QueryRowContext(ctx, sqlInsertLease, id, n.Kind, n.Backend, BackendName(id),
 			n.ProfileName, n.WorkspaceRoot, n.WorkspaceID, s.self.Session, s.self.Session, s.self.PID, s.self.Boot, s.self.Start,
 			now, stamp(n.ExpiresAt), now, n.MemoryMiB, n.DiskBytes, n.CPUs, n.Accelerator, n.StartKind, n.RuntimeName,
-			n.RemotePath, n.AutoBootstrap, request, text(n.Config), text(n.Spec)))
+			n.RemotePath, n.AutoBootstrap, request, text(n.Config), text(n.Spec), n.RuntimeReady, n.DockerCommand,
+			n.ParentSnapshot, parentInstance))
 		if !isUnique(err) || attempt == idAttempts {
 			return l, err
 		}
@@ -177,7 +220,7 @@ func (lim Limits) check(n NewLease, u Usage) error {
 	return nil
 }
 
-func limitExceeded(most int, u Usage) error {
+func limitExceeded(most int, u Usage) *fault.Error {
 	e := fault.New(fault.InstanceLimitExceeded, "%d of %d instances exist already", u.Instances, most).
 		Because("an instance counts until its VM is confirmed gone, also while it is created, removed or in error").
 		With("max_instances", most)

@@ -1,6 +1,6 @@
-// Package store is SandboxForge's memory: leases, tasks, requests and events in
-// one SQLite file that any number of server processes of one user share. It is
-// the only package that knows SQL.
+// Package store is SandboxForge's memory: leases, snapshots, tasks, requests
+// and events in one SQLite file that any number of server processes of one user
+// share. It is the only package that knows SQL.
 //
 // It records and it referees. What should happen to a lease is decided in
 // package sandbox; what may happen is decided here, by compare-and-set in one
@@ -31,6 +31,13 @@
 // lease whose holder is dead is abandoned, and any server may take it over
 // (Abandoned, then Move). A pool lease becomes an instance's by Claim, which any
 // number of processes may try: one wins.
+//
+// # Snapshots
+//
+// A snapshot is a row for a directory, with what an instance needs that begins
+// there. It is admitted with the leases of the children that are to begin in it
+// (BeginSnapshot: all or none), and stays as long as one of them is active: of a
+// delete and an admission at once, one wins.
 //
 // # Concurrency
 //

@@ -28,6 +28,8 @@ var (
 	ErrNetworkFS = errors.New("file system unfit for a write-ahead log")
 	// ErrBusy: other processes held the database for longer than turnTimeout.
 	ErrBusy = errors.New("database busy")
+	// ErrSnapshotInUse: active leases began in a snapshot that was to be deleted.
+	ErrSnapshotInUse = errors.New("the snapshot is in use")
 )
 
 // kindError lets one fault match both a sentinel and the driver's error.

@@ -67,6 +67,9 @@ type Lease struct {
 	AutoBootstrap bool
 	RequestID     string
 
+	ParentSnapshot string // in which the VM began, "" for none
+	ParentInstance string // of which that snapshot was made
+
 	Config  json.RawMessage // the resolved configuration, as it was at creation
 	Spec    json.RawMessage
 	Timings json.RawMessage
@@ -96,7 +99,9 @@ type LeaseFilter struct {
 	ExpiredBy   time.Time
 	Kind        Kind
 	WorkspaceID string
-	Limit       int // 0: all
+	// ParentSnapshot, if set, selects leases that began in that snapshot.
+	ParentSnapshot string
+	Limit          int // 0: all
 }
 
 // Lease returns one lease, of any status. An unknown id is INSTANCE_NOT_FOUND.
@@ -253,7 +258,7 @@ func leases(ctx context.Context, q querier, f LeaseFilter) ([]Lease, error) {
 			}
 		}
 	}
-	return collect(ctx, q, scanLease, sqlLeases, list(want), f.Kind, f.WorkspaceID, stamp(f.ExpiredBy), limit(f.Limit))
+	return collect(ctx, q, scanLease, sqlLeases, list(want), f.Kind, f.WorkspaceID, stamp(f.ExpiredBy), limit(f.Limit), f.ParentSnapshot)
 }
 
 // list is a set of strings for SQL's json_each.

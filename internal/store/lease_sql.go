@@ -4,7 +4,7 @@ const leaseColumns = `instance_id, kind, status, generation, backend, backend_in
 	workspace_root, workspace_id, owner_session, holder_session, holder_pid, holder_boot, holder_start,
 	created_at, expires_at, last_used_at, ended_at, end_reason, error, memory_mib, disk_bytes, cpus,
 	accelerator, start_kind, ssh_port, runtime_name, runtime_ready, docker_command, remote_path,
-	auto_bootstrap, request_id, config, spec, timings`
+	auto_bootstrap, request_id, parent_snapshot, parent_instance, config, spec, timings`
 
 func scanLease(row scanner) (Lease, error) {
 	var l Lease
@@ -13,7 +13,7 @@ func scanLease(row scanner) (Lease, error) {
 		unstamp{&l.CreatedAt}, unstamp{&l.ExpiresAt}, unstamp{&l.LastUsedAt}, unstamp{&l.EndedAt}, &l.EndReason, untext{&l.Error},
 		&l.MemoryMiB, &l.DiskBytes, &l.CPUs,
 		&l.Accelerator, &l.StartKind, &l.SSHPort, &l.RuntimeName, &l.RuntimeReady, &l.DockerCommand, &l.RemotePath,
-		&l.AutoBootstrap, &l.RequestID, untext{&l.Config}, untext{&l.Spec}, untext{&l.Timings})
+		&l.AutoBootstrap, &l.RequestID, &l.ParentSnapshot, &l.ParentInstance, untext{&l.Config}, untext{&l.Spec}, untext{&l.Timings})
 	return l, err
 }
 
@@ -21,19 +21,21 @@ const sqlLeaseByID = `SELECT ` + leaseColumns + ` FROM leases WHERE instance_id 
 
 const sqlLeaseByName = `SELECT ` + leaseColumns + ` FROM leases WHERE backend_instance_name = ?`
 
-// 1 statuses as JSON, 2 kind or empty, 3 workspace id or empty, 4 deadline or NULL, 5 limit.
+// 1 statuses as JSON, 2 kind or empty, 3 workspace id or empty, 4 deadline or NULL, 5 limit,
+// 6 parent snapshot or empty.
 const sqlLeases = `SELECT ` + leaseColumns + ` FROM leases
 	WHERE status IN (SELECT value FROM json_each(?1))
 	  AND (?2 = '' OR kind = ?2)
 	  AND (?3 = '' OR workspace_id = ?3)
 	  AND (?4 IS NULL OR expires_at <= ?4)
+	  AND (?6 = '' OR parent_snapshot = ?6)
 	ORDER BY created_at DESC, rowid DESC LIMIT ?5`
 
 const sqlInsertLease = `INSERT INTO leases (instance_id, kind, status, generation, backend, backend_instance_name,
 	profile_name, workspace_root, workspace_id, owner_session, holder_session, holder_pid, holder_boot, holder_start,
 	created_at, expires_at, last_used_at, memory_mib, disk_bytes, cpus, accelerator, start_kind, runtime_name,
-	remote_path, auto_bootstrap, request_id, config, spec)
-	VALUES (?, ?, 'creating', 1, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+	remote_path, auto_bootstrap, request_id, config, spec, runtime_ready, docker_command, parent_snapshot, parent_instance)
+	VALUES (?, ?, 'creating', 1, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 	RETURNING ` + leaseColumns
 
 // The compare-and-set of a lease's life: id, generation and status are judged,

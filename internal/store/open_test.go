@@ -71,7 +71,7 @@ func TestRefusedAndUntouched(t *testing.T) {
 		"newer schema": {func(t *testing.T, path string) {
 			makeDB(t, path)
 			execIn(t, path, "PRAGMA user_version = 99", "CREATE TABLE later (x)")
-		}, ErrNewerSchema, fault.Internal, "schema version 99, this build knows 2"},
+		}, ErrNewerSchema, fault.Internal, fmt.Sprint("schema version 99, this build knows ", SchemaVersion)},
 		"another program's": {func(t *testing.T, path string) {
 			execIn(t, path, "CREATE TABLE leases (id TEXT PRIMARY KEY)")
 		}, ErrForeign, fault.InvalidArgument, "not a SandboxForge lease database"},

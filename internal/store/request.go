@@ -34,6 +34,7 @@ type Request struct {
 	State       RequestState
 	InstanceID  string          // what it has made so far
 	TaskID      string          //
+	SnapshotID  string          //
 	Result      json.RawMessage // once finished: what a repetition gets
 	CreatedAt   time.Time
 	FinishedAt  time.Time
@@ -212,6 +213,9 @@ func (r Request) UnknownFault() error {
 	case r.TaskID != "":
 		e.Next("call get_task_status and get_task_logs for %s to see what it did", r.TaskID).
 			With("task_id", r.TaskID).With("instance_id", r.InstanceID)
+	case r.SnapshotID != "":
+		e.Next("call list_snapshots and list_instances and look for %s and what began there", r.SnapshotID).
+			With("snapshot_id", r.SnapshotID)
 	case r.InstanceID != "":
 		e.Next("call list_instances and look for %s; destroy_instance it if it is not wanted", r.InstanceID).
 			With("instance_id", r.InstanceID)

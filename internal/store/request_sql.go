@@ -1,11 +1,11 @@
 package store
 
-const requestColumns = `scope, request_id, fingerprint, state, attempt, instance_id, task_id, result, created_at, finished_at,
+const requestColumns = `scope, request_id, fingerprint, state, attempt, instance_id, task_id, snapshot_id, result, created_at, finished_at,
 	holder_session, holder_pid, holder_boot, holder_start`
 
 func scanRequest(row scanner) (Request, error) {
 	var r Request
-	err := row.Scan(&r.Scope, &r.ID, &r.Fingerprint, &r.State, &r.attempt, &r.InstanceID, &r.TaskID, untext{&r.Result},
+	err := row.Scan(&r.Scope, &r.ID, &r.Fingerprint, &r.State, &r.attempt, &r.InstanceID, &r.TaskID, &r.SnapshotID, untext{&r.Result},
 		unstamp{&r.CreatedAt}, unstamp{&r.FinishedAt}, &r.Holder.Session, &r.Holder.PID, &r.Holder.Boot, &r.Holder.Start)
 	return r, err
 }
@@ -22,6 +22,8 @@ const sqlTakeOverRequest = `UPDATE requests SET attempt = attempt + 1,
 	holder_session = ?4, holder_pid = ?5, holder_boot = ?6, holder_start = ?7` + mine + ` RETURNING ` + requestColumns
 
 const sqlBindRequest = `UPDATE requests SET instance_id = ?4, task_id = ?5` + mine + ` RETURNING ` + requestColumns
+
+const sqlBindSnapshot = `UPDATE requests SET snapshot_id = ?4` + mine + ` RETURNING ` + requestColumns
 
 const sqlFinishRequest = `UPDATE requests SET state = ?4, result = ?5, finished_at = ?6` + mine
 

@@ -2,6 +2,7 @@ package store
 
 import (
 	"bytes"
+	"fmt"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -239,14 +240,15 @@ func TestAnEndRecordsTheStartToo(t *testing.T) {
 // TestTasksOfTheFirstSchema: rows of a database that an earlier build made stay.
 func TestTasksOfTheFirstSchema(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "leases.db")
-	m, v := migrations, SchemaVersion
-	migrations, SchemaVersion = m[:1], 1
-	defer func() { migrations, SchemaVersion = m, v }()
-	makeDB(t, path)
-	execIn(t, path, `INSERT INTO tasks (task_id, instance_id, kind, status, command, created_at)
-		SELECT 'task_000000000001', instance_id, 'command', 'running', 'make', 1 FROM leases`)
-	migrations, SchemaVersion = m, v
+	execIn(t, path, migrations[0], fmt.Sprintf("PRAGMA user_version = 1; PRAGMA application_id = %d", applicationID),
+		`INSERT INTO leases (instance_id, kind, status, generation, backend, backend_instance_name, created_at, expires_at, last_used_at)
+		VALUES ('inst_00000001', 'instance', 'running', 1, 'fake', 'agent-00000001', 1, 2, 1)`,
+		`INSERT INTO tasks (task_id, instance_id, kind, status, command, created_at)
+		VALUES ('task_000000000001', 'inst_00000001', 'command', 'running', 'make', 1)`)
 	s := openAt(t, path, Options{})
+	if l, err := s.Lease(t.Context(), "inst_00000001"); err != nil || l.Status != Running || l.ParentSnapshot != "" {
+		t.Errorf("%+v %v", l, err)
+	}
 	if got, err := s.Task(t.Context(), "task_000000000001"); err != nil || got.Status != TaskRunning || !got.StopRequestedAt.IsZero() {
 		t.Errorf("%+v %v", got, err)
 	}
