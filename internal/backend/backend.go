@@ -54,6 +54,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"net"
 	"path/filepath"
 	"regexp"
 	"time"
@@ -166,6 +167,15 @@ type BootWatcher interface {
 	// then, and the caller stops it. A VM that ended is such a failure too. It
 	// returns nil when ctx ends: the owner cancels ctx when the agent answers.
 	WatchBoot(ctx context.Context) error
+}
+
+// Wired is implemented by Machines whose network card is wired to their owner:
+// without one who serves it the guest has no network.
+type Wired interface {
+	// DialNetwork returns the stream of the card's Ethernet frames, each behind
+	// its length as four bytes, big-endian. There is one stream for the life
+	// of the VM: a second call fails, and its end is the VM's.
+	DialNetwork(ctx context.Context) (net.Conn, error)
 }
 
 // Spec is what a VM is made of. Equal Specs make equal VMs.

@@ -6,9 +6,9 @@ const suite = "trixie"
 // The address plan of a guest. It is the one of QEMU's user network, so that
 // stock QEMU works as the other end too.
 const (
-	guestAddress = "10.0.2.15/24"
-	guestGateway = "10.0.2.2"
-	guestDNS     = "10.0.2.3"
+	guestAddress = "192.168.127.2/24"
+	guestGateway = "192.168.127.1"
+	guestDNS     = "192.168.127.1"
 )
 
 // documentation is what nobody reads inside a disposable machine, and hardware

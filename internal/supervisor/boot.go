@@ -164,6 +164,9 @@ func (s *supervisor) start(ctx context.Context, o backend.StartOptions) (backend
 		m, err := s.backend.Start(ctx, s.opts.Spec.Name, o)
 		if err == nil {
 			s.setMachine(m)
+			if err := s.wire(m); err != nil {
+				return nil, err // boot's caller halts the machine
+			}
 			return m, nil
 		}
 		if !errors.Is(err, backend.ErrRunning) || time.Since(began) > 10*time.Second {

@@ -42,6 +42,7 @@ type supervisor struct {
 
 	mu       sync.Mutex
 	machine  backend.Machine // the VM that runs, nil if none
+	unwire   func()          // ends machine's network and waits for it
 	link     *agentLink      // of machine
 	linkStop func()          // ends the link and waits for it
 }
@@ -240,8 +241,12 @@ func (s *supervisor) halt(ctx context.Context, grace time.Duration) error {
 		return err
 	}
 	s.mu.Lock()
-	s.machine, s.link = nil, nil
+	unwire := s.unwire
+	s.machine, s.link, s.unwire = nil, nil, nil
 	s.mu.Unlock()
+	if unwire != nil {
+		unwire()
+	}
 	return nil
 }
 

@@ -19,6 +19,8 @@ const (
 	fdMonitor = 4
 	fdConsole = 5
 	fdAgent   = 6
+	fdNetwork = 7
+	fdState   = 8 // a saved state to load
 )
 
 // machine is everything that decides how the guest's computer looks. Equal
@@ -36,10 +38,11 @@ type machine struct {
 	initrd  string // may be empty
 	cmdline string
 	disk    string // path of the qcow2 overlay; empty: none
-	network network
-	agent   bool // with the agent's port on fdAgent
-	monitor bool // with QMP on fdMonitor
-	sandbox bool // QEMU's seccomp filter
+	network bool   // with a card on fdNetwork
+	agent   bool   // with the agent's port on fdAgent
+	load    bool   // begins in the saved state on fdState, paused
+	monitor bool   // with QMP on fdMonitor
+	sandbox bool   // QEMU's seccomp filter
 }
 
 // memory is the guest's RAM. A named file is what templates are made of.
@@ -47,11 +50,6 @@ type memory struct {
 	mib   int64
 	file  string // empty: anonymous
 	share bool   // of a file: writes go to the file
-}
-
-// network is how the guest reaches the world.
-type network struct {
-	user bool // QEMU's user-mode network
 }
 
 // accelerator is how guest code runs.
@@ -73,8 +71,12 @@ func (a accelerator) String() string {
 const translationCacheMiB = 256
 
 // The guest's network card. The address is the same in every VM: each has a
-// network of its own, and a clone must find the card it was saved with.
-const macAddress = "52:54:00:5f:0b:01"
+// network of its own, and a clone must find the card it was saved with. The
+// MTU is the device's word to the guest's driver, and part of a saved state.
+const (
+	macAddress = "52:54:00:5f:0b:01"
+	networkMTU = 65520
+)
 
 // args is the command line, without the executable.
 func (m machine) args() []string {
@@ -99,13 +101,12 @@ func (m machine) args() []string {
 		add("-chardev", fmt.Sprintf("socket,id=monitor,fd=%d", fdMonitor), "-mon", "chardev=monitor,mode=control")
 	}
 	if m.disk != "" {
-		add("-blockdev", m.blockdev(), "-device", "virtio-blk-pci,drive=root,id=root-disk")
+		add("-blockdev", m.blockdev(), "-device", "virtio-blk-pci,drive="+rootNode+",id=root-disk")
 	}
-	if m.network.user {
-		// restrict=off: the guest reaches what the host reaches, the host's
-		// loopback included (10.0.2.2). Capabilities says so.
-		add("-netdev", "user,id=net0,restrict=off,ipv6=off",
-			"-device", "virtio-net-pci,netdev=net0,id=nic,romfile=,mac="+macAddress)
+	if m.network {
+		// The frames go to the VM's owner, whose network it is.
+		add("-netdev", fmt.Sprintf("stream,id=net0,server=off,addr.type=fd,addr.str=%d", fdNetwork),
+			"-device", fmt.Sprintf("virtio-net-pci,netdev=net0,id=nic,romfile=,mac=%s,host_mtu=%d", macAddress, networkMTU))
 	}
 	if m.agent {
 		add("-device", "virtio-serial-pci,id=serial,max_ports=2",
@@ -115,6 +116,11 @@ func (m machine) args() []string {
 	add("-object", "rng-random,id=entropy,filename=/dev/urandom", "-device", "virtio-rng-pci,rng=entropy,id=rng")
 	if m.arch == "amd64" {
 		add("-device", "vmgenid,guid=auto,id=generation")
+	}
+	if m.load {
+		// -S: a state saved while the guest ran would start by itself. A state
+		// has no configuration section, see save.
+		add("-S", "-incoming", "defer", "-global", "migration.send-configuration=off")
 	}
 	return a
 }
@@ -165,15 +171,23 @@ func (m memory) object() string {
 	return fmt.Sprintf("memory-backend-file,id=ram,size=%dM,mem-path=%s,share=%s", m.mib, comma(m.file), share)
 }
 
-// blockdev is JSON, the one form in which a path needs no quoting.
-func (m machine) blockdev() string {
-	b, err := json.Marshal(map[string]any{
-		"driver": "qcow2", "node-name": "root",
+// rootNode is the block node of the root disk that a VM starts with.
+const rootNode = "root"
+
+// blockNode describes a qcow2 disk to QEMU.
+func blockNode(node, path string) map[string]any {
+	return map[string]any{
+		"driver": "qcow2", "node-name": node,
 		"discard": "unmap", "detect-zeroes": "unmap",
 		// A guest's flush goes to the host's page cache: disks are disposable.
 		"cache": map[string]any{"direct": false, "no-flush": true},
-		"file":  map[string]any{"driver": "file", "filename": m.disk, "discard": "unmap"},
-	})
+		"file":  map[string]any{"driver": "file", "filename": path, "discard": "unmap"},
+	}
+}
+
+// blockdev is JSON, the one form in which a path needs no quoting.
+func (m machine) blockdev() string {
+	b, err := json.Marshal(blockNode(rootNode, m.disk))
 	if err != nil {
 		panic(err) // strings and booleans always marshal
 	}

@@ -17,7 +17,7 @@ func example() machine {
 	return machine{
 		name: "agent-0a1b2c3d", arch: "amd64", typ: "pc-q35-7.2", accel: accelerator{name: "tcg"}, cpus: 2,
 		memory: memory{mib: 2048}, kernel: "/i/kernel", initrd: "/i/initrd", cmdline: "console=ttyS0 root=/dev/vda quiet",
-		disk: `/vms/a,b "c"/disk.qcow2`, network: network{user: true}, agent: true, monitor: true, sandbox: true,
+		disk: `/vms/a,b "c"/disk.qcow2`, network: true, agent: true, monitor: true, sandbox: true,
 	}
 }
 
@@ -78,7 +78,7 @@ func TestArm64ArgumentsAreUnderstood(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := machine{name: "x", arch: "arm64", typ: typ, accel: accelerator{name: "tcg"}, cpus: 2, memory: memory{mib: 256}, kernel: "/dev/null", network: network{user: true}}
+	m := machine{name: "x", arch: "arm64", typ: typ, accel: accelerator{name: "tcg"}, cpus: 2, memory: memory{mib: 256}, kernel: "/dev/null", network: true}
 	log := newTailLog()
 	r, err := launch(bin, m, t.TempDir(), nil, log)
 	if err != nil {

@@ -27,7 +27,10 @@ type limits struct {
 	kvmSilence, tcgSilence time.Duration // see vm_linux.go
 }
 
-var _ backend.Backend = (*Backend)(nil)
+var (
+	_ backend.Backend     = (*Backend)(nil)
+	_ backend.StateKeeper = (*Backend)(nil)
+)
 
 // New makes a Backend. It touches nothing on disk but the three directories,
 // which it makes when they are missing.
@@ -47,10 +50,9 @@ func New(c Config) (*Backend, error) {
 // Name implements backend.Backend.
 func (b *Backend) Name() string { return "qemu" }
 
-// Capabilities implements backend.Backend. HostLoopbackReachable is true
-// because QEMU's user network forwards 10.0.2.2 to the host's loopback.
+// Capabilities implements backend.Backend.
 func (b *Backend) Capabilities() backend.Capabilities {
-	return backend.Capabilities{HostLoopbackReachable: true, DiskGrowth: true, DiesWithOwner: true}
+	return backend.Capabilities{Snapshots: true, Clones: true, DiskGrowth: true, DiesWithOwner: true}
 }
 
 func (b *Backend) dir(name string) string { return filepath.Join(b.c.StateDir, name) }
@@ -92,7 +94,7 @@ func (b *Backend) Create(ctx context.Context, s backend.Spec) (err error) {
 		return fault.Wrap(errors.Join(backend.ErrExists, err), fault.BackendCommandFailed, "the VM %s is there but damaged", s.Name).
 			Next("delete it first")
 	}
-	img, err := b.find(s.Image, arch(s))
+	img, err := b.imageOf(s)
 	if err != nil {
 		return err
 	}
@@ -122,16 +124,19 @@ func (b *Backend) Create(ctx context.Context, s backend.Spec) (err error) {
 	if err := os.Remove(disk); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	size, err := b.createOverlay(ctx, disk, img, s.DiskBytes)
+	record := vmRecord{Version: vmRecordVersion, Spec: s, Image: img, CreatedAt: time.Now().UTC()}
+	if s.From != "" {
+		err = b.createClone(ctx, disk, dir, &record)
+	} else {
+		record.DiskBytes, err = b.createOverlay(ctx, disk, img, s.DiskBytes)
+	}
 	if err != nil {
 		return diskFault(err, s.Name)
 	}
 	if err := context.Cause(ctx); err != nil {
 		return err
 	}
-	return diskFault(writeJSON(filepath.Join(dir, vmFile), vmRecord{
-		Version: vmRecordVersion, Spec: s, Image: img, DiskBytes: size, CreatedAt: time.Now().UTC(),
-	}, true), s.Name)
+	return diskFault(writeJSON(filepath.Join(dir, vmFile), record, true), s.Name)
 }
 
 // diskFault gives a full disk its own code.
@@ -186,7 +191,7 @@ func (b *Backend) inspect(name string) (backend.Info, error) {
 	case err != nil:
 		info.State, info.Detail = backend.Broken, err.Error()
 	default:
-		if st, err := os.Lstat(filepath.Join(dir, diskFile)); err != nil || !st.Mode().IsRegular() {
+		if st, err := os.Lstat(vm.disk(dir)); err != nil || !st.Mode().IsRegular() {
 			info.State, info.Detail = backend.Broken, "its disk is missing"
 		} else if err := checkImage(vm.Image); err != nil && info.State != backend.Running {
 			info.State, info.Detail = backend.Broken, err.Error()

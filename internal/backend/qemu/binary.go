@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strconv"
+	"strings"
 
 	"sandboxforge/internal/fault"
 )
@@ -27,6 +28,8 @@ type facts struct {
 	Minor   int    `json:"minor"`
 	Machine string `json:"machine"` // newest versioned machine type
 	Sandbox bool   `json:"sandbox"` // built with seccomp
+	// DataDirs is where it looks for firmware.
+	DataDirs []string `json:"data_dirs"`
 }
 
 func (f facts) tooOld() bool {
@@ -95,7 +98,7 @@ func (b *Backend) facts(ctx context.Context, bin, arch string) (facts, error) {
 	if err != nil {
 		return facts{}, err
 	}
-	id := sha256.Sum256(fmt.Appendf(nil, "1\x00%s\x00%d\x00%d\x00%s", bin, st.Size(), st.ModTime().UnixNano(), arch))
+	id := sha256.Sum256(fmt.Appendf(nil, "2\x00%s\x00%d\x00%d\x00%s", bin, st.Size(), st.ModTime().UnixNano(), arch))
 	file := filepath.Join(b.c.CacheDir, "qemu-"+hex.EncodeToString(id[:8])+".json")
 	var f facts
 	if readJSON(file, &f) == nil && f.Machine != "" {
@@ -126,6 +129,10 @@ func (b *Backend) facts(ctx context.Context, bin, arch string) (facts, error) {
 		return facts{}, context.Cause(ctx)
 	}
 	f.Sandbox = err == nil
+	if out, err = b.runTool(ctx, bin, "-L", "help"); err != nil {
+		return facts{}, err
+	}
+	f.DataDirs = strings.Fields(string(out))
 	if err := writeJSON(file, f, false); err != nil {
 		b.c.Logger.Warn("cannot remember what this QEMU can do", "error", err)
 	}

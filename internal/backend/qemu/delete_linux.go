@@ -31,6 +31,10 @@ func (b *Backend) Delete(ctx context.Context, name string) error {
 	if _, err := os.Lstat(dir); errors.Is(err, fs.ErrNotExist) {
 		return b.removeSocket(name)
 	}
+	var parent string
+	if r, err := readVM(dir, name); err == nil {
+		parent = r.Parent
+	}
 	// Without this file nothing starts the VM or takes it for whole, and its
 	// owner sees that the end was wanted.
 	if err := os.Remove(filepath.Join(dir, vmFile)); err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ENOTDIR) {
@@ -47,6 +51,9 @@ func (b *Backend) Delete(ctx context.Context, name string) error {
 	}
 	if err != nil {
 		return fault.Wrap(err, fault.BackendCommandFailed, "cannot remove the directory of the VM %s", name)
+	}
+	if err := b.collect(ctx, parent); err != nil {
+		b.c.Logger.Warn("the rest of a removed state stays", "dir", parent, "error", err)
 	}
 	return b.removeSocket(name)
 }

@@ -7,8 +7,10 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strconv"
 
+	"sandboxforge/internal/backend"
 	"sandboxforge/internal/fault"
 )
 
@@ -39,6 +41,36 @@ func (b *Backend) inspectDisk(ctx context.Context, path, format string) (diskInf
 		return diskInfo{}, err
 	}
 	return parseDiskInfo(out)
+}
+
+// imageOf is the image of a VM that is to be made: the one that its saved state
+// was made from, if it begins in one.
+func (b *Backend) imageOf(s backend.Spec) (Image, error) {
+	if s.From == "" {
+		return b.find(s.Image, arch(s))
+	}
+	r, err := readState(s.From)
+	if err != nil {
+		return Image{}, unfit(err, s.From, "it is missing, half-made or damaged")
+	}
+	return r.Image, checkImage(r.Image)
+}
+
+// createClone makes the disk of a VM that begins in a saved state. It has the
+// state's size: the guest would not see another one, see load.
+func (b *Backend) createClone(ctx context.Context, path, dir string, record *vmRecord) error {
+	s := record.Spec
+	state, err := b.useState(ctx, s, dir)
+	if err != nil {
+		return err
+	}
+	record.Parent, record.Layers = s.From, state.Layers+1
+	record.DiskFrom = state.Saved.DiskSize
+	record.DiskBytes = (max(s.DiskBytes, record.DiskFrom) + 511) &^ 511
+	// -u: the disk below was checked just now and is never written to.
+	_, err = b.runTool(ctx, b.qemuImg(), "create", "-q", "-u", "-f", "qcow2",
+		"-F", "qcow2", "-b", filepath.Join(s.From, stateDisk), "--", path, strconv.FormatInt(record.DiskFrom, 10))
+	return err
 }
 
 // createOverlay makes a qcow2 disk over the image's root, at least size bytes

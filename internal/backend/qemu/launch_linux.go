@@ -13,6 +13,7 @@ type running struct {
 	process *process
 	console *console
 	monitor net.Conn // host's end of QMP; nil when the machine has none
+	network net.Conn // host's end of the card; nil when the machine has none
 	log     *boundedLog
 
 	host   []net.Conn // our ends
@@ -23,6 +24,7 @@ type running struct {
 type handles struct {
 	lock  *os.File // holds vm.lock
 	agent *os.File // listening socket
+	state *os.File // what a saved state is read from; nil: none
 }
 
 // launch starts QEMU for m. The descriptors in h stay the caller's to close.
@@ -60,8 +62,15 @@ func launch(bin string, m machine, dir string, h *handles, log *boundedLog) (_ *
 	}
 	inherit := []*os.File{nil, monitor, serial} // in the order of the fd constants
 	if h != nil {
-		inherit = []*os.File{h.lock, monitor, serial, h.agent}
-		r.monitor = control
+		card, network, err := pair()
+		if err != nil {
+			return nil, err
+		}
+		inherit = []*os.File{h.lock, monitor, serial, h.agent, card}
+		if h.state != nil {
+			inherit = append(inherit, h.state)
+		}
+		r.monitor, r.network = control, network
 	}
 	if r.process, err = startProcess(bin, m.args(), dir, inherit, log); err != nil {
 		return nil, err

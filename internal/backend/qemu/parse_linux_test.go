@@ -2,6 +2,7 @@ package qemu
 
 import (
 	"bytes"
+	"reflect"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -16,7 +17,7 @@ func TestParseVersion(t *testing.T) {
 		"": {}, "\x00\xff": {},
 	} {
 		got, err := parseVersion([]byte(out))
-		if got != want || (err == nil) != (want != facts{}) {
+		if !reflect.DeepEqual(got, want) || (err == nil) != (want.Version != "") {
 			t.Errorf("%q: %+v, %v", out, got, err)
 		}
 	}

@@ -20,7 +20,8 @@ import (
 const (
 	vmFile      = "vm.json"
 	runFile     = "run.json"
-	diskFile    = "disk.qcow2"
+	diskFile    = "disk.qcow2" // the first; see vmRecord.Disk
+	memoryFile  = "memory"
 	lockFile    = "vm.lock"
 	logFile     = "qemu.log"
 	consoleFile = "console.log"
@@ -32,10 +33,26 @@ type vmRecord struct {
 	Spec      backend.Spec `json:"spec"`
 	Image     Image        `json:"image"`
 	DiskBytes int64        `json:"disk_bytes"` // the disk's real virtual size
-	CreatedAt time.Time    `json:"created_at"`
+	// Disk is the file that the guest writes to, in the VM's directory. Each
+	// save of a VM that goes on begins a new one over the saved one.
+	Disk string `json:"disk,omitempty"` // empty: diskFile
+	// Parent is the saved state whose disk lies directly below; empty: none.
+	// Layers is how many such disks there are down to the image's.
+	Parent    string    `json:"parent,omitempty"`
+	Layers    int       `json:"layers,omitempty"`
+	DiskFrom  int64     `json:"disk_from,omitempty"` // the disk's size in the saved state that the VM begins in
+	CreatedAt time.Time `json:"created_at"`
 }
 
 const vmRecordVersion = 1
+
+// disk is the path of the disk that the guest of the VM in dir writes to.
+func (r *vmRecord) disk(dir string) string {
+	if r.Disk == "" {
+		return filepath.Join(dir, diskFile)
+	}
+	return filepath.Join(dir, filepath.Base(r.Disk))
+}
 
 // runRecord is run.json: the last start. It is a hint; only the lock says
 // whether the VM runs.

@@ -3,6 +3,7 @@ package qemu
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"net"
 	"os"
@@ -11,6 +12,7 @@ import (
 
 	"sandboxforge/internal/backend"
 	"sandboxforge/internal/fault"
+	"sandboxforge/internal/host"
 	"sandboxforge/internal/qmp"
 )
 
@@ -28,6 +30,9 @@ func (b *Backend) Start(ctx context.Context, name string, o backend.StartOptions
 	record, err := b.startable(name)
 	if err != nil {
 		return nil, err
+	}
+	if record.Spec.From != "" {
+		o.Cautious = false // the machine is the state's
 	}
 	accel, err := b.chooseAccel(ctx, record.Image, o)
 	if err != nil {
@@ -74,13 +79,16 @@ func (b *Backend) Start(ctx context.Context, name string, o backend.StartOptions
 		return nil, diskFault(err, name)
 	}
 	o.Progress.Report("start", "starting QEMU with "+accel.String())
-	s := record.Spec
-	run, err := launch(bin, machine{
-		name: name, arch: record.Image.Arch, typ: f.Machine, accel: accel, cpus: s.CPUs,
-		memory: memory{mib: s.MemoryMiB}, kernel: record.Image.Kernel, initrd: record.Image.Initrd,
-		cmdline: kernelCmdline(record.Image.Cmdline, s.Hostname), disk: filepath.Join(dir, diskFile),
-		network: network{user: true}, agent: true, monitor: true, sandbox: f.Sandbox,
-	}, dir, &handles{lock: lock, agent: agent}, log)
+	m, state, err := b.machineOf(ctx, name, record, f, accel)
+	if err != nil {
+		log.Close()
+		return nil, err
+	}
+	h := &handles{lock: lock, agent: agent, state: state}
+	run, err := launch(bin, m, dir, h, log)
+	if state != nil {
+		state.Close()
+	}
 	if err != nil {
 		log.Close()
 		return nil, fault.Wrap(err, fault.BackendCommandFailed, "cannot start QEMU for the VM %s", name)
@@ -97,6 +105,11 @@ func (b *Backend) Start(ctx context.Context, name string, o backend.StartOptions
 		return nil, diskFault(err, name)
 	}
 	control, err := b.handshake(ctx, run)
+	if err == nil && m.load {
+		if err = b.load(ctx, control, record.DiskFrom, record.DiskBytes); err != nil {
+			control.Close()
+		}
+	}
 	if err != nil {
 		run.end()
 		if cause := context.Cause(ctx); cause != nil {
@@ -110,9 +123,54 @@ func (b *Backend) Start(ctx context.Context, name string, o backend.StartOptions
 		return nil, e
 	}
 	b.c.Logger.Info("VM started", "vm", name, "pid", run.process.pid(), "accelerator", accel.String())
-	return newVM(b, name, run, control, backend.Info{
+	return newVM(b, m, bin, run, control, backend.Info{
 		Name: name, State: backend.Running, PID: run.process.pid(), Accelerator: accel.String(), Dir: dir, StartedAt: started,
 	}), nil
+}
+
+// machineOf is the machine of a VM, and what it reads its saved state from if
+// it begins in one.
+func (b *Backend) machineOf(ctx context.Context, name string, r *vmRecord, f facts, accel accelerator) (machine, *os.File, error) {
+	dir, s := b.dir(name), r.Spec
+	m := machine{
+		name: name, arch: r.Image.Arch, typ: f.Machine, accel: accel, cpus: s.CPUs,
+		memory: memory{mib: s.MemoryMiB, file: filepath.Join(dir, memoryFile), share: s.MemoryFile},
+		kernel: r.Image.Kernel, initrd: r.Image.Initrd,
+		cmdline: kernelCmdline(r.Image.Cmdline+clockRate(r.Image.Arch, accel), s.Hostname), disk: r.disk(dir),
+		network: true, agent: true, monitor: true, sandbox: f.Sandbox,
+	}
+	if s.From == "" {
+		// A leftover of an attempt before would be another guest's memory.
+		if err := os.Remove(m.memory.file); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return m, nil, err
+		}
+		return m, nil, nil
+	}
+	state, err := b.checkState(ctx, s.From)
+	if err != nil {
+		return m, nil, err
+	}
+	if state.Machine != m.typ || state.Accel != accel.name {
+		return m, nil, unfit(nil, s.From, "it is of a machine %s under %s, not %s under %s", state.Machine, state.Accel, m.typ, accel)
+	}
+	m.memory = memory{mib: s.MemoryMiB, file: filepath.Join(s.From, stateMemory)}
+	m.cmdline, m.load = state.Cmdline, true
+	stream, err := stateStream(s.From)
+	return m, stream, err
+}
+
+// clockRate tells the kernel the rate of its time stamp counter, which under
+// emulation is the host's. A guest that measures it itself while the host is
+// busy was seen to run its clock at seven times the time.
+func clockRate(arch string, accel accelerator) string {
+	if arch != "amd64" || accel.name != "tcg" {
+		return ""
+	}
+	khz := host.TSCKilohertz()
+	if khz == 0 {
+		return ""
+	}
+	return fmt.Sprintf(" tsc_early_khz=%d", khz)
 }
 
 // handshake connects to QEMU's control channel, bounded by greetingLimit.
@@ -145,7 +203,7 @@ func (b *Backend) startable(name string) (*vmRecord, error) {
 	} else if running {
 		return nil, isRunningFault(name)
 	}
-	if _, err := os.Stat(filepath.Join(dir, diskFile)); err != nil {
+	if _, err := os.Stat(record.disk(dir)); err != nil {
 		return nil, fault.Wrap(err, fault.BackendCommandFailed, "the disk of the VM %s is missing", name).Next("delete it")
 	}
 	return record, checkImage(record.Image)

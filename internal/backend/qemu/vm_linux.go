@@ -32,6 +32,16 @@ type vm struct {
 	mu       sync.Mutex
 	stopping bool
 	stream   net.Conn // the agent's, if one is open
+	wired    bool     // the network's stream was handed out
+
+	bin     string
+	accel   accelerator
+	memory  string // file that the guest's memory is a mapping of
+	cmdline string
+
+	saving sync.Mutex // held by Save, which has the next two
+	node   string     // block node that the guest writes to
+	saves  int        // how often it got a new one
 
 	dialling chan struct{} // capacity 1: held while a stream takes another's place
 }
@@ -39,11 +49,14 @@ type vm struct {
 var (
 	_ backend.Machine     = (*vm)(nil)
 	_ backend.BootWatcher = (*vm)(nil)
+	_ backend.Wired       = (*vm)(nil)
+	_ backend.Saver       = (*vm)(nil)
 )
 
-func newVM(b *Backend, name string, run *running, control *qmp.Client, info backend.Info) *vm {
+func newVM(b *Backend, m machine, bin string, run *running, control *qmp.Client, info backend.Info) *vm {
 	v := &vm{
-		b: b, name: name, info: info, run: run, control: control,
+		b: b, name: m.name, info: info, run: run, control: control, node: rootNode,
+		bin: bin, accel: m.accel, memory: m.memory.file, cmdline: m.cmdline,
 		done: make(chan struct{}), dialling: make(chan struct{}, 1),
 	}
 	go v.watch()
@@ -157,6 +170,17 @@ func (v *vm) DialAgent(ctx context.Context) (io.ReadWriteCloser, error) {
 
 func (v *vm) notRunning() error {
 	return fault.Wrap(backend.ErrNotRunning, fault.InstanceLost, "the VM %s has ended (%s)", v.name, v.exit.Reason)
+}
+
+// DialNetwork implements backend.Wired.
+func (v *vm) DialNetwork(context.Context) (net.Conn, error) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.wired {
+		return nil, fault.New(fault.Internal, "the network of the VM %s is served already", v.name)
+	}
+	v.wired = true
+	return v.run.network, nil
 }
 
 // Done implements backend.Machine.

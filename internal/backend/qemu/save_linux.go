@@ -1,0 +1,389 @@
+package qemu
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"sandboxforge/internal/backend"
+	"sandboxforge/internal/fault"
+)
+
+// maxLayers bounds the chain of disks below a guest: each save of a VM that
+// goes on adds one.
+const maxLayers = 32
+
+// save is one saving of a VM.
+type save struct {
+	v      *vm
+	dir    string // of the state
+	record *vmRecord
+	o      backend.SaveOptions
+	parent string // state whose disk the saved one lies on
+	layers int    // below it
+	paused time.Time
+	pause  time.Duration
+	next   string // name of the disk that the guest writes to afterwards
+	node   string // its block node
+}
+
+// Save implements backend.Saver.
+//
+// The order is that of DESIGN: stop the guest, put a new disk layer on top,
+// write the devices' state, copy the pages of the memory that are the guest's
+// own, let it go on, and fill in the others from the file that they are pages
+// of. xen-save-devices-state writes a state without the memory and, unlike
+// migrate, from a VM whose memory file is a private mapping.
+func (v *vm) Save(ctx context.Context, dir string, o backend.SaveOptions) (_ backend.SavedState, err error) {
+	v.saving.Lock()
+	defer v.saving.Unlock()
+	select {
+	case <-v.done:
+		return backend.SavedState{}, v.notRunning()
+	default:
+	}
+	if !filepath.IsAbs(dir) {
+		return backend.SavedState{}, fault.New(fault.InvalidArgument, "%.80q is not an absolute path", dir)
+	}
+	record, err := readVM(v.b.dir(v.name), v.name)
+	if err != nil {
+		return backend.SavedState{}, fault.Wrap(err, fault.BackendCommandFailed, "the VM %s is damaged", v.name)
+	}
+	if record.Spec.MemoryFile && !o.End {
+		return backend.SavedState{}, unsupportedSave("its memory is a file of its own: it can only be saved for good")
+	}
+	if v.accel.singleThread {
+		return backend.SavedState{}, unsupportedSave("it runs in the cautious mode of emulation, after boots that failed")
+	}
+	s := &save{v: v, dir: dir, record: record, o: o, parent: record.Parent, layers: record.Layers}
+	if err := context.Cause(ctx); err != nil {
+		return backend.SavedState{}, err
+	}
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		if errors.Is(err, fs.ErrExist) {
+			return backend.SavedState{}, fault.Wrap(err, fault.InvalidArgument, "there is a saved state in %s already", dir)
+		}
+		return backend.SavedState{}, fault.Wrap(err, fault.BackendCommandFailed, "cannot make the directory of the saved state")
+	}
+	state, err := s.run(ctx)
+	if err != nil {
+		s.undo()
+		if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+			err = fault.Wrap(err, fault.InsufficientDisk, "no space on the host for the saved state of the VM %s", v.name).
+				Next("free space, or remove snapshots that are not needed")
+		}
+		select {
+		case <-v.done:
+			return backend.SavedState{}, v.notRunning()
+		default:
+			return backend.SavedState{}, err
+		}
+	}
+	return state, nil
+}
+
+func unsupportedSave(why string) error {
+	return fault.Wrap(backend.ErrUnsupported, fault.UnsupportedByBackend, "the VM's state cannot be saved: %s", why)
+}
+
+// undo removes the state unless the VM needs its disk by now; then it stays
+// half-made, and RemoveState removes it when the VM is gone.
+func (s *save) undo() {
+	os.Remove(filepath.Join(s.dir, stateFile))
+	if all, disk := usersOf(s.dir); len(all)+len(disk) > 0 {
+		rest := stateRecord{Version: stateFormat, Saved: backend.SavedState{Parent: s.parent}}
+		if err := writeJSON(filepath.Join(s.dir, removedFile), rest, false); err != nil {
+			s.v.b.c.Logger.Warn("the rest of a failed save will stay", "dir", s.dir, "error", err)
+		}
+		os.Remove(filepath.Join(s.dir, stateMemory))
+		os.Remove(filepath.Join(s.dir, stateDevices))
+		return
+	}
+	os.RemoveAll(s.dir)
+}
+
+func (s *save) run(ctx context.Context) (backend.SavedState, error) {
+	v, o := s.v, s.o
+	if s.record.Layers >= maxLayers {
+		return backend.SavedState{}, unsupportedSave(fmt.Sprintf("its disk has %d layers already, one for each save", s.record.Layers))
+	}
+	if err := s.prepareDisk(ctx); err != nil {
+		return backend.SavedState{}, err
+	}
+	f, err := v.b.facts(ctx, v.bin, s.record.Image.Arch)
+	if err != nil {
+		return backend.SavedState{}, err
+	}
+	accel := accelerator{name: v.accel.name}
+	key, err := v.b.stateKey(ctx, s.record.Spec, s.record.Image, accel.name)
+	if err != nil {
+		return backend.SavedState{}, err
+	}
+	var memory *memoryOf
+	if !s.record.Spec.MemoryFile {
+		if memory, err = openMemory(v.run.process.pid(), v.memory); err != nil {
+			return backend.SavedState{}, unsupportedSave("its memory cannot be read: " + err.Error())
+		}
+		defer memory.Close()
+	}
+	// From here on the caller's patience does not matter: the guest must go on.
+	if err := context.Cause(ctx); err != nil {
+		return backend.SavedState{}, err
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), saveLimit)
+	defer cancel()
+	o.Progress.Report("save", "saving the VM's state")
+	runs, err := s.freeze(ctx, memory)
+	if err != nil {
+		return backend.SavedState{}, err
+	}
+	if memory != nil {
+		if err := s.fill(runs); err != nil {
+			return backend.SavedState{}, err
+		}
+	}
+	if o.End {
+		if err := v.Stop(ctx, 0); err != nil {
+			return backend.SavedState{}, err
+		}
+	}
+	return s.publish(ctx, f, key)
+}
+
+// saveLimit bounds a save once the guest stands still.
+const saveLimit = 5 * time.Minute
+
+// do runs a QMP command.
+func (s *save) do(ctx context.Context, command string, args any) error {
+	if err := s.v.control.Do(ctx, command, args, nil); err != nil {
+		return fault.Wrap(err, fault.BackendCommandFailed, "QEMU refused %s while the VM %s was saved", command, s.v.name)
+	}
+	return nil
+}
+
+// prepareDisk makes ready what the guest writes to after the save.
+func (s *save) prepareDisk(ctx context.Context) error {
+	if s.o.End {
+		return nil
+	}
+	vdir := s.v.b.dir(s.v.name)
+	s.node = "disk-" + strconv.Itoa(s.v.saves+1)
+	s.next = s.node + ".qcow2"
+	next := filepath.Join(vdir, s.next)
+	if err := os.Remove(next); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	// Hard links: the guest's disk gets a second name in the state, and the
+	// running QEMU never sees one of its files move.
+	if err := os.Link(s.record.disk(vdir), filepath.Join(s.dir, stateDisk)); err != nil {
+		if errors.Is(err, unix.EXDEV) {
+			return unsupportedSave("snapshots must lie on the file system of the VMs")
+		}
+		return err
+	}
+	size, err := s.v.diskSize(ctx)
+	if err != nil {
+		return err
+	}
+	// -u: the disk below is in use and need not be looked at.
+	if _, err := s.v.b.runTool(ctx, s.v.b.qemuImg(), "create", "-q", "-u", "-f", "qcow2",
+		"-F", "qcow2", "-b", filepath.Join(s.dir, stateDisk), "--", next, strconv.FormatInt(size, 10)); err != nil {
+		return err
+	}
+	node := blockNode(s.node, next)
+	node["backing"] = nil // the snapshot below gives it one
+	return s.do(ctx, "blockdev-add", node)
+}
+
+// diskSize is the root disk's size as the guest may see it, in bytes.
+func (v *vm) diskSize(ctx context.Context) (int64, error) {
+	var nodes []struct {
+		Name  string `json:"node-name"`
+		Image struct {
+			Size int64 `json:"virtual-size"`
+		} `json:"image"`
+	}
+	if err := v.control.Do(ctx, "query-named-block-nodes", map[string]any{"flat": true}, &nodes); err != nil {
+		return 0, err
+	}
+	for _, n := range nodes {
+		if n.Name == v.node {
+			return n.Image.Size, nil
+		}
+	}
+	return 0, fmt.Errorf("QEMU has no block node %q", v.node)
+}
+
+// freeze stops the guest, takes what changes while it runs, and lets it go on.
+func (s *save) freeze(ctx context.Context, memory *memoryOf) (runs [][2]int64, err error) {
+	v := s.v
+	s.paused = time.Now()
+	if err := s.do(ctx, "stop", nil); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if !s.o.End || err != nil {
+			err = errors.Join(err, s.do(ctx, "cont", nil))
+		}
+		s.pause = time.Since(s.paused)
+	}()
+	if !s.o.End {
+		if err := s.do(ctx, "blockdev-snapshot", map[string]any{"node": v.node, "overlay": s.node}); err != nil {
+			return nil, err
+		}
+		v.node, v.saves = s.node, v.saves+1
+		// The VM needs the state's disk from now on, whatever becomes of the save.
+		vdir := v.b.dir(v.name)
+		old := s.record.disk(vdir)
+		s.record.Disk, s.record.Parent = s.next, s.dir
+		s.record.Layers++
+		if err := addUser(s.dir, vdir, needsDisk); err != nil {
+			return nil, err
+		}
+		if err := writeJSON(filepath.Join(vdir, vmFile), s.record, false); err != nil {
+			return nil, err
+		}
+		os.Remove(old) // its other name is the state's
+	}
+	if err := s.do(ctx, "xen-save-devices-state", map[string]any{"filename": filepath.Join(s.dir, stateDevices), "live": false}); err != nil {
+		return nil, err
+	}
+	if memory == nil {
+		return nil, nil
+	}
+	to, err := os.OpenFile(filepath.Join(s.dir, stateMemory), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	defer to.Close()
+	if err := to.Truncate(s.record.Spec.MemoryMiB << 20); err != nil {
+		return nil, err
+	}
+	return memory.copyOwn(to)
+}
+
+// fill completes the memory with the pages that the guest has in common with
+// the state it began in.
+func (s *save) fill(runs [][2]int64) error {
+	from, err := os.Open(s.v.memory)
+	if err != nil {
+		return err
+	}
+	defer from.Close()
+	to, err := os.OpenFile(filepath.Join(s.dir, stateMemory), os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	defer to.Close()
+	return fillFrom(to, from, runs)
+}
+
+// publish completes the state.
+func (s *save) publish(ctx context.Context, f facts, key string) (backend.SavedState, error) {
+	v := s.v
+	vdir := v.b.dir(v.name)
+	if s.o.End {
+		// The VM has ended: what it had is the state's.
+		if s.record.Spec.MemoryFile {
+			if err := moveFile(filepath.Join(vdir, memoryFile), filepath.Join(s.dir, stateMemory)); err != nil {
+				return backend.SavedState{}, err
+			}
+		}
+		if err := moveFile(s.record.disk(vdir), filepath.Join(s.dir, stateDisk)); err != nil {
+			return backend.SavedState{}, err
+		}
+	}
+	if s.parent != "" {
+		lock, err := lockState(ctx, s.parent, false)
+		if err != nil {
+			return backend.SavedState{}, err
+		}
+		err = addUser(s.parent, s.dir, needsDisk)
+		lock.Close()
+		if err != nil {
+			return backend.SavedState{}, err
+		}
+	}
+	spec := s.record.Spec
+	spec.From, spec.MemoryFile = "", false
+	disk, err := v.b.inspectDisk(ctx, filepath.Join(s.dir, stateDisk), "qcow2")
+	if err != nil {
+		return backend.SavedState{}, err
+	}
+	r := stateRecord{
+		Version: stateFormat, Image: s.record.Image, Machine: f.Machine, Accel: v.accel.name,
+		Cmdline: v.cmdline, Layers: s.layers, Files: map[string]fileMark{},
+		Saved: backend.SavedState{
+			Key: key, Spec: spec, Accelerator: v.accel.String(), CreatedAt: time.Now().UTC(), Pause: s.pause,
+			DiskSize: disk.VirtualSize, Parent: s.parent,
+		},
+	}
+	for _, name := range []string{stateMemory, stateDevices, stateDisk} {
+		path := filepath.Join(s.dir, name)
+		mark, err := markOf(path)
+		if err != nil {
+			return backend.SavedState{}, err
+		}
+		// To read a gigabyte takes too long for an agent that waits for its
+		// fork: only what is made to last is digested.
+		if s.o.End {
+			if mark.Digest, err = digestFile(ctx, path); err != nil {
+				return backend.SavedState{}, err
+			}
+		}
+		r.Files[name] = mark
+	}
+	r.Saved.MemoryBytes, r.Saved.DiskBytes = fileUsed(filepath.Join(s.dir, stateMemory)), fileUsed(filepath.Join(s.dir, stateDisk))
+	if err := writeJSON(filepath.Join(s.dir, stateFile), r, s.o.End); err != nil {
+		return backend.SavedState{}, err
+	}
+	v.b.setVerified(s.dir)
+	r.Saved.Dir = s.dir
+	return r.Saved, nil
+}
+
+// fileUsed is what a file takes on the host, in bytes.
+func fileUsed(path string) int64 {
+	var st unix.Stat_t
+	if unix.Stat(path, &st) != nil {
+		return 0
+	}
+	return st.Blocks * 512
+}
+
+// moveFile renames a file, or copies it where it has to go to another file
+// system.
+func moveFile(from, to string) error {
+	err := os.Rename(from, to)
+	if !errors.Is(err, unix.EXDEV) {
+		return err
+	}
+	src, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	defer src.Close()
+	st, err := src.Stat()
+	if err != nil {
+		return err
+	}
+	dst, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	if err = dst.Truncate(st.Size()); err == nil {
+		err = fillFrom(dst, src, nil)
+	}
+	if err = errors.Join(err, dst.Sync(), dst.Close()); err != nil {
+		os.Remove(to)
+		return err
+	}
+	return os.Remove(from)
+}
