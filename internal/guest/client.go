@@ -17,9 +17,6 @@ import (
 // baseURL names the agent; the round-tripper decides where it is.
 const baseURL = "http://guest"
 
-// maxAnswer bounds one message of the guest's.
-const maxAnswer = 64 << 20
-
 // Client is the guest protocol. It is safe for concurrent use and holds no
 // connection of its own.
 type Client struct {
@@ -35,6 +32,7 @@ func NewClient(rt http.RoundTripper) *Client {
 	// Not http.Client: its redirects and cookies have no place here.
 	hc := doer{rt}
 	opts := []connect.ClientOption{
+		connect.WithCodec(codec{}),
 		connect.WithReadMaxBytes(maxAnswer),
 		connect.WithAcceptCompression("gzip", nil, nil),
 	}
@@ -54,6 +52,9 @@ func (d doer) Do(req *http.Request) (*http.Response, error) {
 	if err == nil && resp.StatusCode == http.StatusServiceUnavailable && resp.Header.Get(headerUnsent) != "" {
 		resp.Body.Close()
 		return nil, &unsentError{errors.New("the other end of the proxy has no link")}
+	}
+	if err == nil {
+		boundErrors(resp)
 	}
 	return resp, err
 }

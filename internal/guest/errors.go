@@ -43,16 +43,17 @@ type Error struct {
 
 // Error implements error.
 func (e *Error) Error() string {
-	if e.unknown {
-		return fmt.Sprintf("%s: %v: %v", e.Op, ErrOutcomeUnknown, e.Err)
-	}
 	if e.Err == nil {
 		return fmt.Sprintf("%s: %v", e.Op, e.Kind)
 	}
-	if e.Kind == ErrUnavailable || e.Kind == ErrProtocol { //nolint:errorlint // our own sentinels
-		return fmt.Sprintf("%s: %v: %v", e.Op, e.Kind, e.Err)
+	said := text(e.Err.Error()) // the guest may have chosen it
+	switch {
+	case e.unknown:
+		return fmt.Sprintf("%s: %v: %s", e.Op, ErrOutcomeUnknown, said)
+	case e.Kind == ErrUnavailable || e.Kind == ErrProtocol: //nolint:errorlint // our own sentinels
+		return fmt.Sprintf("%s: %v: %s", e.Op, e.Kind, said)
 	}
-	return fmt.Sprintf("%s: %v", e.Op, e.Err)
+	return fmt.Sprintf("%s: %s", e.Op, said)
 }
 
 // Unwrap makes the kinds visible to errors.Is.
@@ -94,8 +95,12 @@ func fail(ctx context.Context, op string, changes bool, err error) error {
 		e.Kind, e.unknown = ErrUnavailable, changes
 		return e
 	}
-	text := ce.Message()
+	said := ce.Message()
 	if !wire {
+		if errors.Is(err, errLongEnd) {
+			e.Kind = ErrProtocol
+			return e
+		}
 		switch ce.Code() {
 		case connect.CodeResourceExhausted:
 			e.Kind = ErrProtocol // larger than any agent's answer
@@ -103,7 +108,7 @@ func fail(ctx context.Context, op string, changes bool, err error) error {
 			// An answer that can't be decoded looks like that, and so does a
 			// stream that broke in the middle.
 			e.Kind = ErrUnavailable
-			if strings.Contains(text, "unmarshal") || strings.Contains(text, "protocol error: invalid") || ce.Code() == connect.CodeUnimplemented {
+			if strings.Contains(said, "unmarshal") || strings.Contains(said, "protocol error: invalid") || ce.Code() == connect.CodeUnimplemented {
 				e.Kind = ErrProtocol
 			}
 		default:
@@ -142,12 +147,13 @@ func fail(ctx context.Context, op string, changes bool, err error) error {
 	default:
 		e.Kind = ErrInternal
 	}
-	e.Err = errors.New(text)
+	said = text(said)
+	e.Err = errors.New(said)
 	switch {
-	case strings.HasPrefix(text, "ECONNREFUSED: "):
-		e.Err = &because{text[len("ECONNREFUSED: "):], syscall.ECONNREFUSED}
-	case strings.HasPrefix(text, "ENOENT: "):
-		e.Err = &because{text[len("ENOENT: "):], syscall.ENOENT}
+	case strings.HasPrefix(said, "ECONNREFUSED: "):
+		e.Err = &because{said[len("ECONNREFUSED: "):], syscall.ECONNREFUSED}
+	case strings.HasPrefix(said, "ENOENT: "):
+		e.Err = &because{said[len("ENOENT: "):], syscall.ENOENT}
 	}
 	return e
 }

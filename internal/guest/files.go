@@ -112,6 +112,8 @@ type TreeRequest struct {
 	MaxEntries uint64 // 0: one million
 }
 
+const defaultTreeEntries = 1_000_000
+
 // Tree walks a directory, parents before children. What could not be read is
 // an Entry with Error set. A walk that fails ends with an error, one that hit
 // the limit with ErrTruncated.
@@ -132,8 +134,9 @@ func (c *Client) Tree(ctx context.Context, req TreeRequest) iter.Seq2[Entry, err
 		defer stream.Close()
 		limit := req.MaxEntries
 		if limit == 0 {
-			limit = 1_000_000
+			limit = defaultTreeEntries
 		}
+		names := 0 // bytes
 		for stream.Receive() {
 			for _, e := range stream.Msg().Entries {
 				if limit == 0 {
@@ -141,6 +144,10 @@ func (c *Client) Tree(ctx context.Context, req TreeRequest) iter.Seq2[Entry, err
 					return
 				}
 				limit--
+				if names += len(e.Path) + len(e.LinkTarget); names > maxTreeText {
+					yield(Entry{}, &Error{Op: op, Kind: ErrTruncated, Err: fmt.Errorf("more than %d bytes of names", maxTreeText)})
+					return
+				}
 				conv, err := entry(op, e, true)
 				if !yield(conv, err) || err != nil {
 					return
@@ -273,6 +280,7 @@ type TarStream struct {
 	rest    []byte
 	n, max  uint64
 	skipped []string
+	said    int // bytes of skipped
 	err     error
 }
 
@@ -307,7 +315,12 @@ func (t *TarStream) Read(p []byte) (int, error) {
 		}
 		m := t.stream.Msg()
 		for _, s := range m.Skipped {
-			t.skipped = append(t.skipped, line(s))
+			s = line(s)
+			if t.said += len(s) + 16; t.said > maxSkipped {
+				t.err = protocolError("get files", "more than %d bytes of reports", maxSkipped)
+				break
+			}
+			t.skipped = append(t.skipped, s)
 		}
 		t.rest = m.Data
 		t.n += uint64(len(m.Data))

@@ -63,6 +63,19 @@ func lyingClient(t *testing.T, l *liar) *Client {
 	mux := http.NewServeMux()
 	mux.Handle(guestv1connect.NewProcessesHandler(&liarProcs{l}))
 	mux.Handle(guestv1connect.NewFilesHandler(liarFiles{l: l}))
+	return muxClient(t, mux)
+}
+
+// clientOf returns a client of a guest that knows files only.
+func clientOf(t *testing.T, files guestv1connect.FilesHandler) *Client {
+	t.Helper()
+	mux := http.NewServeMux()
+	mux.Handle(guestv1connect.NewFilesHandler(files))
+	return muxClient(t, mux)
+}
+
+func muxClient(t *testing.T, mux http.Handler) *Client {
+	t.Helper()
 	srv := httptest.NewUnstartedServer(mux)
 	srv.Config.Protocols = new(http.Protocols)
 	srv.Config.Protocols.SetUnencryptedHTTP2(true)

@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"math"
 	"syscall"
 	"time"
 
@@ -127,7 +128,7 @@ func process(op, id string, p *guestv1.Process) (Process, error) {
 		guestv1.ProcessStatus_PROCESS_STATUS_SIGNALED: StatusSignaled,
 		guestv1.ProcessStatus_PROCESS_STATUS_LOST:     StatusLost,
 	}[p.Status]
-	if !ok || len(p.Id) > 64 || p.StdoutDropped > p.StdoutBytes || p.StderrDropped > p.StderrBytes {
+	if !ok || len(p.Id) > 64 || p.StdoutDropped > p.StdoutBytes || p.StderrDropped > p.StderrBytes || max(p.StdoutBytes, p.StderrBytes) > math.MaxInt64 {
 		return Process{}, protocolError(op, "process %.80q in an impossible state", p.Id)
 	}
 	out := Process{
@@ -292,7 +293,7 @@ func event(op, id string, m *guestv1.FollowResponse, off *Offsets) (Event, error
 			return Event{}, protocolError(op, "output of no stream")
 		}
 		pos := off.of(Stream(o.Stream))
-		if o.Offset < *pos || o.Offset-*pos != o.Dropped || o.Offset+uint64(len(o.Data)) < o.Offset {
+		if o.Offset < *pos || o.Offset-*pos != o.Dropped || o.Offset > math.MaxInt64-uint64(len(o.Data)) {
 			return Event{}, protocolError(op, "output at offset %d with %d dropped, where %d was due", o.Offset, o.Dropped, *pos)
 		}
 		*pos = o.Offset + uint64(len(o.Data))
@@ -329,7 +330,7 @@ func (c *Client) Read(ctx context.Context, id string, req ReadRequest) (Chunk, e
 		return Chunk{}, fail(ctx, "read output", false, err)
 	}
 	if r.NextOffset != r.Offset+uint64(len(r.Data)) || r.NextOffset < r.Offset || len(r.Data) > 1<<20 ||
-		req.TailBytes == 0 && r.Offset < req.Offset {
+		max(r.NextOffset, r.TotalBytes, r.Dropped) > math.MaxInt64 || req.TailBytes == 0 && r.Offset < req.Offset {
 		return Chunk{}, protocolError("read output", "%d bytes at %d with next offset %d", len(r.Data), r.Offset, r.NextOffset)
 	}
 	return Chunk{Data: r.Data, Offset: r.Offset, NextOffset: r.NextOffset, TotalBytes: r.TotalBytes, Dropped: r.Dropped, Ended: r.Ended}, nil
