@@ -158,7 +158,10 @@ func (s *Service) unreachable(ctx context.Context, l store.Lease, err error) err
 		case <-time.After(50 * time.Millisecond): // nothing announces the end of another process
 		}
 	}
-	return fault.Wrap(err, fault.InstanceLost, "the supervisor of instance %s does not answer", l.InstanceID)
+	return fault.Wrap(err, fault.InstanceLost, "the supervisor of instance %s does not answer", l.InstanceID).
+		Because("its socket was removed while it runs, or it hangs").
+		Next("repeat the call in a few seconds: a supervisor puts its socket back").
+		Next("if it stays so, destroy the instance and create another")
 }
 
 // guestFault turns an error of a guest call into a fault. The supervisor may

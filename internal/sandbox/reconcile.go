@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"os"
@@ -153,6 +154,13 @@ func (s *Service) reconcileRunning(ctx context.Context, l store.Lease, res *GCRe
 	case !s.now().Before(l.ExpiresAt):
 		s.finish(ctx, l, store.Expiring, supervisor.ReasonExpired, res)
 	default:
+		// A socket can be swept away under a supervisor that lives: it holds
+		// its directory as long as it does, and puts the socket back.
+		if on, err := supervisor.Running(s.instanceDir(name)); on || err != nil {
+			res.failed(GCAction{Action: "dial", InstanceID: l.InstanceID, Name: name, Reason: "the supervisor lives, but nothing answers at its socket"},
+				cmp.Or(err, supervisor.ErrNotRunning))
+			return
+		}
 		s.finish(ctx, l, store.Destroying, "its supervisor died", res)
 	}
 }

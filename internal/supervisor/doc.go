@@ -32,6 +32,8 @@
 //     last printed. No end.json and no lock held means that it was killed; its
 //     VM died with it where the backend says DiesWithOwner.
 //   - A directory with an end.json never runs a VM again.
+//   - Whoever holds the lock lives, whether or not its socket can be found: a
+//     socket that was swept away is put back within Tuning.SocketCheck.
 //   - No caller's pace reaches another's: RPCs are proxied as streams with
 //     flow control of their own, and buffer a bounded amount.
 //

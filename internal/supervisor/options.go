@@ -83,6 +83,8 @@ type Tuning struct {
 	// BackstopGrace is how much later than the deadline the guest powers
 	// itself off. 0: 60 s.
 	BackstopGrace time.Duration `json:"backstop_grace_ns,omitempty"`
+	// SocketCheck is the pause between looks at the socket's file. 0: 5 s.
+	SocketCheck time.Duration `json:"socket_check_ns,omitempty"`
 }
 
 // BackendRef is how a child process finds its Backend: the name given to
@@ -112,6 +114,7 @@ func (o Options) withDefaults() Options {
 	def(&t.StopTimeout, 30*time.Second)
 	def(&t.ExpiryGrace, 3*time.Second)
 	def(&t.BackstopGrace, time.Minute)
+	def(&t.SocketCheck, 5*time.Second)
 	return o
 }
 

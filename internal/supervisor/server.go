@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"sync"
 	"time"
 
 	"connectrpc.com/connect"
@@ -44,6 +45,7 @@ type server struct {
 	s    *supervisor
 	http *http.Server
 	done chan struct{}
+	wg   sync.WaitGroup // of what serves beside the first listener
 }
 
 func newServer(s *supervisor, log *slog.Logger) *server {
@@ -72,6 +74,10 @@ func newServer(s *supervisor, log *slog.Logger) *server {
 
 func (v *server) serve(l net.Listener) {
 	defer close(v.done)
+	defer v.wg.Wait()
+	ctx, stop := context.WithCancel(context.Background())
+	defer stop()
+	v.wg.Go(func() { v.keepSocket(ctx, l.Addr().String()) })
 	if err := v.http.Serve(l); !errors.Is(err, http.ErrServerClosed) {
 		v.s.log.Error("the socket cannot be served", "error", err)
 		// Without its socket the VM could not be stopped by anybody.

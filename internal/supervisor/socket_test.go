@@ -44,6 +44,64 @@ func TestGarbageOnTheSocket(t *testing.T) {
 	}
 }
 
+// TestSocketThatIsSweptAway: a supervisor whose socket, or whose run directory,
+// was removed by somebody can be reached again, and what stands in the way is
+// not touched.
+func TestSocketThatIsSweptAway(t *testing.T) {
+	o := testOptions(t, &fakeBackend{})
+	o.Tuning.SocketCheck = 20 * time.Millisecond
+	pid := launch(t, o).Hello().PID
+	path := socketPath(o.RunDir, o.Spec.Name)
+	back := func(what string) {
+		t.Helper()
+		for until := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+			c, err := Dial(testContext(t), o.RunDir, o.Spec.Name)
+			if err == nil {
+				defer c.Close()
+				if _, err := c.Status(testContext(t)); err != nil || c.Hello().PID != pid {
+					t.Fatalf("%s: pid %d, want %d: %v", what, c.Hello().PID, pid, err)
+				}
+				return
+			}
+			if time.Now().After(until) {
+				t.Fatalf("%s: %v", what, err)
+			}
+		}
+	}
+	for what, sweep := range map[string]func() error{
+		"the socket":    func() error { return os.Remove(path) },
+		"its directory": func() error { return os.RemoveAll(o.RunDir) },
+	} {
+		if err := sweep(); err != nil {
+			t.Fatal(err)
+		}
+		back(what)
+	}
+	if fi, err := os.Stat(path); err != nil || fi.Mode().Perm() != 0o600 {
+		t.Errorf("the new socket: %v, %v", fi.Mode(), err)
+	}
+
+	os.Remove(path)
+	if err := os.WriteFile(path, []byte("another's"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(5 * o.Tuning.SocketCheck) // nothing is to happen
+	if b, err := os.ReadFile(path); err != nil || string(b) != "another's" {
+		t.Errorf("what stood in the way: %q, %v", b, err)
+	}
+	os.Remove(path)
+	back("what stood in the way")
+	c, err := Dial(testContext(t), o.RunDir, o.Spec.Name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if err := c.Stop(testContext(t), "", 0); err != nil {
+		t.Fatal(err)
+	}
+	awaitEnd(t, o)
+}
+
 func TestDialSomethingElse(t *testing.T) {
 	dir, err := os.MkdirTemp("", "sfs")
 	if err != nil {
