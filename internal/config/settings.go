@@ -37,6 +37,7 @@ type Settings struct {
 	WarmPool        int
 	Templates       bool     // VMs may begin in a saved state
 	TemplateCap     int64    // bytes on the disk
+	SnapshotCap     int64    // bytes on the disk
 	WorkspaceRoots  []string // nil: a workspace may lie anywhere
 	AllowedRoots    []string
 	LogLevel        slog.Level
@@ -84,6 +85,7 @@ func EnvVars() []EnvVar {
 		{"SANDBOX_ACCEL", "auto", "auto, kvm, hvf or tcg"},
 		{"SANDBOX_TEMPLATES", "auto", "auto: new VMs are clones of a template where the backend can; off: every VM boots"},
 		{"SANDBOX_TEMPLATE_CAP_GIB", "20", "what templates may take on the disk; the least recently used make room"},
+		{"SANDBOX_SNAPSHOT_CAP_GIB", "40", "what snapshots and forks may take on the disk; beyond it no new one is made"},
 		{"SANDBOX_WARM_POOL", "0", "ready clones kept per template in use"},
 		{"SANDBOX_WORKSPACE_ROOTS", "", "path list; if set, workspace_root must lie inside one of them"},
 		{"SANDBOX_ALLOWED_ROOTS", "", "path list: further host directories that tools may read and write"},
@@ -170,6 +172,7 @@ func LoadSettings(getenv func(string) string, goos string) (*Settings, error) {
 	s.Accel = e.choice("SANDBOX_ACCEL", "auto", "auto", "kvm", "hvf", "tcg")
 	s.Templates = e.choice("SANDBOX_TEMPLATES", "auto", "auto", "off") == "auto"
 	s.TemplateCap = int64(e.integer("SANDBOX_TEMPLATE_CAP_GIB", 20, 1, 1<<20)) << 30
+	s.SnapshotCap = int64(e.integer("SANDBOX_SNAPSHOT_CAP_GIB", 40, 1, 1<<20)) << 30
 	s.WarmPool = e.integer("SANDBOX_WARM_POOL", 0, 0, 100)
 	s.WorkspaceRoots = e.pathList("SANDBOX_WORKSPACE_ROOTS")
 	s.AllowedRoots = e.pathList("SANDBOX_ALLOWED_ROOTS")

@@ -28,7 +28,7 @@ func TestSettingsDefaults(t *testing.T) {
 		HTTPHost: "127.0.0.1", HTTPPort: 8765, EnableHTTP: true, EnableStdio: "auto",
 		LeaseDBPath: home + "/state/leases.db", MaxInstances: 3, DefaultTTL: 30 * time.Minute, MaxTTL: 2 * time.Hour,
 		SweeperInterval: time.Minute, Backend: "auto", Accel: "auto", LogFormat: "text", SessionID: "local", ImageDir: home + "/images",
-		Templates: true, TemplateCap: 20 << 30,
+		Templates: true, TemplateCap: 20 << 30, SnapshotCap: 40 << 30,
 		HyperV: HyperVSettings{SwitchName: "Default Switch", StorageDir: home + "/state/hyperv", SSHUser: "ubuntu", SSHPort: 22, BootTimeout: 3 * time.Minute},
 	}
 	if d := cmp.Diff(want, got); d != "" {
@@ -65,7 +65,7 @@ func TestSettingsValues(t *testing.T) {
 		"HOME": "/h", "SANDBOXFORGE_HOME": "/sf", "MCP_HTTP_HOST": "[::1]", "MCP_HTTP_ALLOW_NON_LOOPBACK": "YES", "MCP_HTTP_TOKEN": " tok ",
 		"MCP_HTTP_PORT": "9000", "MCP_ENABLE_HTTP": "Off", "MCP_ENABLE_STDIO": "on", "LEASE_DB_PATH": "db/x.db", "MAX_INSTANCES": "7",
 		"DEFAULT_TTL_MINUTES": "5", "MAX_TTL_MINUTES": "6", "LIMA_SWEEPER_INTERVAL_SECONDS": "9", "SANDBOX_BACKEND": "QEMU", "SANDBOX_ACCEL": "tcg",
-		"SANDBOX_WARM_POOL": "2", "SANDBOX_TEMPLATES": "Off", "SANDBOX_TEMPLATE_CAP_GIB": "3", "SANDBOX_WORKSPACE_ROOTS": "/a:rel::~/b", "SANDBOX_ALLOWED_ROOTS": ":", "SANDBOX_IMAGE_DIR": "/img",
+		"SANDBOX_WARM_POOL": "2", "SANDBOX_TEMPLATES": "Off", "SANDBOX_TEMPLATE_CAP_GIB": "3", "SANDBOX_SNAPSHOT_CAP_GIB": "7", "SANDBOX_WORKSPACE_ROOTS": "/a:rel::~/b", "SANDBOX_ALLOWED_ROOTS": ":", "SANDBOX_IMAGE_DIR": "/img",
 		"SANDBOX_LOG_LEVEL": "debug", "SANDBOX_LOG_FORMAT": "json", "MCP_SESSION_ID": "ide-1", "HYPERV_BASE_VHDX": "base.vhdx", "HYPERV_SSH_PORT": "2222",
 		"HYPERV_BOOT_TIMEOUT_SECONDS": "1", "HYPERV_SSH_KEY_PATH": "~/.ssh/id", "HYPERV_SWITCH_NAME": "sw", "HYPERV_STORAGE_DIR": "/hv", "HYPERV_SSH_USER": "me",
 	}, "linux")
@@ -75,7 +75,7 @@ func TestSettingsValues(t *testing.T) {
 	want := &Settings{
 		Home: "/sf", UserHome: "/h", ConfigHome: "/h/.config", HTTPHost: "::1", HTTPAllowNonLoopback: true, HTTPToken: "tok", HTTPPort: 9000,
 		EnableStdio: "on", LeaseDBPath: "/sf/db/x.db", MaxInstances: 7, DefaultTTL: 5 * time.Minute, MaxTTL: 6 * time.Minute, SweeperInterval: 9 * time.Second,
-		Backend: "qemu", Accel: "tcg", WarmPool: 2, TemplateCap: 3 << 30, WorkspaceRoots: []string{"/a", "/sf/rel", "/h/b"}, AllowedRoots: []string{}, ImageDir: "/img",
+		Backend: "qemu", Accel: "tcg", WarmPool: 2, TemplateCap: 3 << 30, SnapshotCap: 7 << 30, WorkspaceRoots: []string{"/a", "/sf/rel", "/h/b"}, AllowedRoots: []string{}, ImageDir: "/img",
 		LogLevel: slog.LevelDebug, LogFormat: "json", SessionID: "ide-1",
 		HyperV:   HyperVSettings{SwitchName: "sw", BaseVHDX: "/sf/base.vhdx", StorageDir: "/hv", SSHUser: "me", SSHKeyPath: "/h/.ssh/id", SSHPort: 2222, BootTimeout: time.Second},
 		Warnings: []string{"LIMA_SWEEPER_INTERVAL_SECONDS is deprecated: rename it to SANDBOX_SWEEPER_INTERVAL_SECONDS"},
@@ -89,7 +89,7 @@ func TestEveryBadVariableIsNamedAtOnce(t *testing.T) {
 	bad := map[string]string{
 		"SANDBOXFORGE_HOME": "relative/home", "XDG_CONFIG_HOME": "x", "MCP_HTTP_HOST": "a b", "MCP_HTTP_ALLOW_NON_LOOPBACK": "maybe", "MCP_HTTP_TOKEN": "to ken",
 		"MCP_HTTP_TOKEN_FILE": "/t", "MCP_HTTP_PORT": "70000", "MCP_ENABLE_HTTP": "2", "MCP_ENABLE_STDIO": "perhaps", "MAX_INSTANCES": "0", "DEFAULT_TTL_MINUTES": "200",
-		"SANDBOX_SWEEPER_INTERVAL_SECONDS": "-1", "SANDBOX_BACKEND": "xen", "SANDBOX_ACCEL": "fast", "SANDBOX_WARM_POOL": "1.5", "SANDBOX_TEMPLATES": "maybe", "SANDBOX_TEMPLATE_CAP_GIB": "0", "SANDBOX_LOG_LEVEL": "loud",
+		"SANDBOX_SWEEPER_INTERVAL_SECONDS": "-1", "SANDBOX_BACKEND": "xen", "SANDBOX_ACCEL": "fast", "SANDBOX_WARM_POOL": "1.5", "SANDBOX_TEMPLATES": "maybe", "SANDBOX_TEMPLATE_CAP_GIB": "0", "SANDBOX_SNAPSHOT_CAP_GIB": "-1", "SANDBOX_LOG_LEVEL": "loud",
 		"SANDBOX_LOG_FORMAT": "xml", "MCP_SESSION_ID": "a\nb", "HYPERV_SSH_USER": "-oProxyCommand=x", "HYPERV_SSH_PORT": "0", "HYPERV_BOOT_TIMEOUT_SECONDS": "inf",
 		"LEASE_DB_PATH": "a\x00b", "SANDBOX_WORKSPACE_ROOTS": "a\x00", "SANDBOX_ALLOWED_ROOTS": "\x00", "SANDBOX_IMAGE_DIR": "\x00", "HYPERV_BASE_VHDX": "\x00",
 		"HYPERV_STORAGE_DIR": "\x00", "HYPERV_SSH_KEY_PATH": "\x00", "HYPERV_SWITCH_NAME": " ",

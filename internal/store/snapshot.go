@@ -119,13 +119,17 @@ type NewSnapshot struct {
 type SnapshotLimits struct {
 	// CapBytes caps what all snapshots, the new one included, take or may take.
 	CapBytes int64
+	// FreeBytes caps what this snapshot and those that are being made may take:
+	// what the host's disk has left for them.
+	FreeBytes int64
 }
 
 // BeginSnapshot records a snapshot in status creating, held by this process,
-// and with it the leases of children that are to begin in it, all or none, as
-// Admit does. The source must be running, as in LiveLease. A cap that would be
-// exceeded is INSUFFICIENT_DISK.
-func (s *Store) BeginSnapshot(ctx context.Context, n NewSnapshot, lim SnapshotLimits, children []NewLease, leaseLim Limits) (Snapshot, []Lease, error) {
+// and with it the leases of the children that are to begin in it, all or none, as
+// Admit does; children, which may be nil, says which, and is called within the
+// transaction. The source must be running, as in LiveLease. A limit that would
+// be exceeded is INSUFFICIENT_DISK.
+func (s *Store) BeginSnapshot(ctx context.Context, n NewSnapshot, lim SnapshotLimits, children func(Snapshot) []NewLease, leaseLim Limits) (Snapshot, []Lease, error) {
 	var sn Snapshot
 	var leases []Lease
 	err := s.write(ctx, "recording a snapshot", func(ctx context.Context, tx *sql.Tx) error {
@@ -142,11 +146,14 @@ func (s *Store) BeginSnapshot(ctx context.Context, n NewSnapshot, lim SnapshotLi
 		if sn, err = s.insertSnapshot(ctx, tx, n, source); err != nil {
 			return err
 		}
-		for i := range children {
-			children[i].ParentSnapshot = sn.SnapshotID
-		}
-		if leases, err = s.admitAll(ctx, tx, children, source.InstanceID, leaseLim); err != nil {
-			return err
+		if children != nil {
+			all := children(sn)
+			for i := range all {
+				all[i].ParentSnapshot = sn.SnapshotID
+			}
+			if leases, err = s.admitAll(ctx, tx, all, source.InstanceID, leaseLim); err != nil {
+				return err
+			}
 		}
 		if n.Request.tracked() {
 			if err := bindSnapshot(ctx, tx, n.Request, sn.SnapshotID); err != nil {
@@ -165,18 +172,25 @@ func (s *Store) BeginSnapshot(ctx context.Context, n NewSnapshot, lim SnapshotLi
 }
 
 func (lim SnapshotLimits) check(ctx context.Context, q querier, n NewSnapshot) error {
-	if lim.CapBytes <= 0 {
-		return nil
-	}
 	all, err := snapshots(ctx, q, SnapshotFilter{})
 	if err != nil {
 		return err
 	}
-	var held int64
+	var held, making int64
 	for _, sn := range all {
 		held += sn.Bytes()
+		if sn.Status == SnapshotCreating {
+			making += sn.ReservedBytes
+		}
 	}
-	if held+n.ReservedBytes <= lim.CapBytes {
+	if lim.FreeBytes > 0 && making+n.ReservedBytes > lim.FreeBytes {
+		return fault.New(fault.InsufficientDisk, "a snapshot that may take %s does not fit: the host's disk has %s for it",
+			humanize.IBytes(uint64(n.ReservedBytes)), humanize.IBytes(uint64(max(0, lim.FreeBytes-making)))).
+			Because("a snapshot holds the whole memory of its source, and some space must stay free").
+			With("needed_bytes", n.ReservedBytes).With("free_bytes", max(0, lim.FreeBytes-making)).
+			Next("free space on the host's disk, or delete_snapshot what is no longer needed (list_snapshots shows sizes)")
+	}
+	if lim.CapBytes <= 0 || held+n.ReservedBytes <= lim.CapBytes {
 		return nil
 	}
 	e := fault.New(fault.InsufficientDisk, "a snapshot that may take %s does not fit: %s of the %s for snapshots are taken",

@@ -22,7 +22,7 @@ func snapshotOf(l Lease) NewSnapshot {
 
 func beginSnapshot(t *testing.T, s *Store, n NewSnapshot, children ...NewLease) (Snapshot, []Lease) {
 	t.Helper()
-	sn, all, err := s.BeginSnapshot(t.Context(), n, SnapshotLimits{}, children, Limits{})
+	sn, all, err := s.BeginSnapshot(t.Context(), n, SnapshotLimits{}, func(Snapshot) []NewLease { return children }, Limits{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -90,7 +90,7 @@ func TestSnapshotsOfWhatDoesNotRun(t *testing.T) {
 		{leaseIn(t, s, Destroying), fault.InstanceTerminal},
 		{leaseIn(t, s, Expired), fault.InstanceTerminal},
 	} {
-		_, _, err := s.BeginSnapshot(t.Context(), snapshotOf(c.l), SnapshotLimits{}, []NewLease{newLease(s)}, Limits{})
+		_, _, err := s.BeginSnapshot(t.Context(), snapshotOf(c.l), SnapshotLimits{}, func(Snapshot) []NewLease { return []NewLease{newLease(s)} }, Limits{})
 		wantCode(t, err, c.code)
 	}
 	if all, err := s.Snapshots(t.Context(), SnapshotFilter{}); err != nil || len(all) != 0 {
@@ -190,7 +190,7 @@ func TestForksAreAdmittedTogether(t *testing.T) {
 		t.Fatal(err)
 	}
 	n.Request = &r
-	three := []NewLease{newLease(s), newLease(s), newLease(s)}
+	three := func(Snapshot) []NewLease { return []NewLease{newLease(s), newLease(s), newLease(s)} }
 	refusal := errors.New("no")
 	seen := 0
 	for name, lim := range map[string]Limits{
@@ -218,8 +218,10 @@ func TestForksAreAdmittedTogether(t *testing.T) {
 			}
 		}
 	}
-	_, _, err = s.BeginSnapshot(t.Context(), n, SnapshotLimits{CapBytes: 1 << 30}, three, Limits{})
-	wantCode(t, err, fault.InsufficientDisk)
+	for _, lim := range []SnapshotLimits{{CapBytes: 1 << 30}, {FreeBytes: 1 << 30}} {
+		_, _, err = s.BeginSnapshot(t.Context(), n, lim, three, Limits{})
+		wantCode(t, err, fault.InsufficientDisk)
+	}
 	if u, err := s.Usage(t.Context()); err != nil || u.Instances != 1 {
 		t.Fatalf("a refusal left leases: %+v %v", u, err)
 	}
@@ -242,8 +244,8 @@ func TestForksAreAdmittedTogether(t *testing.T) {
 	moveSnapshot(t, s, sn, SnapshotDeleting, nil)
 }
 
-// TestTheCapOfSnapshots counts what is being made with what it may take.
-func TestTheCapOfSnapshots(t *testing.T) {
+// TestTheLimitsOfSnapshots count what is being made with what it may take.
+func TestTheLimitsOfSnapshots(t *testing.T) {
 	s, _ := open(t)
 	l := leaseIn(t, s, Running)
 	lim := SnapshotLimits{CapBytes: 5 << 30}
@@ -257,4 +259,10 @@ func TestTheCapOfSnapshots(t *testing.T) {
 	if f.Details["held_bytes"] != int64(3<<30+1) || !strings.Contains(strings.Join(f.NextSteps, " "), "delete_snapshot "+small.SnapshotID) {
 		t.Errorf("%v %v", f.Details, f.NextSteps)
 	}
+	_, _, err = s.BeginSnapshot(t.Context(), snapshotOf(l), SnapshotLimits{FreeBytes: 4<<30 - 1}, nil, Limits{})
+	f = wantCode(t, err, fault.InsufficientDisk)
+	if f.Details["free_bytes"] != int64(2<<30-1) {
+		t.Errorf("%v", f.Details)
+	}
+	beginSnapshot(t, s, snapshotOf(l))
 }

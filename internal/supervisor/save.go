@@ -20,6 +20,10 @@ import (
 // ones are cut; those that follow a process come back by themselves.
 const saveDrain = 300 * time.Millisecond
 
+// StageSaving is Status.Stage while a save writes. A save goes on when its caller
+// is gone; once the stage is another, nothing of it is written any more.
+const StageSaving = "saving"
+
 // gate holds guest RPCs back while the VM is saved.
 type gate struct {
 	mu     sync.Mutex
@@ -123,6 +127,7 @@ func (s *supervisor) save(ctx context.Context, dir string, end bool) (backend.Sa
 		}
 	}
 	s.stopLink()
+	s.board.stage(StageSaving, "saving the VM's state to "+dir)
 	saved, err := saver.Save(ctx, dir, backend.SaveOptions{End: end})
 	if err == nil {
 		s.log.Info("state saved", "dir", dir, "pause", saved.Pause, "memory_bytes", saved.MemoryBytes)
@@ -134,6 +139,7 @@ func (s *supervisor) save(ctx context.Context, dir string, end bool) (backend.Sa
 		return saved, err
 	default:
 	}
+	s.board.stage("ready", "the VM is ready")
 	s.relink(m)
 	return saved, err
 }
