@@ -1,13 +1,13 @@
 package e2e
 
 import (
-	"fmt"
-	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
 	"regexp"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -15,9 +15,10 @@ import (
 	"sandboxforge/internal/sandbox"
 )
 
-// TestGuestCannotDriveItsServer: the guest's gateway is the host's loopback,
-// where the MCP endpoint listens, and what comes from a VM is not served there.
-func TestGuestCannotDriveItsServer(t *testing.T) {
+// TestGuestDoesNotReachItsHost: the guest has the world, and nothing of what
+// listens on the host: not on loopback, where the MCP endpoint is, and not at
+// the host's own addresses either.
+func TestGuestDoesNotReachItsHost(t *testing.T) {
 	first, inst := shared(t)
 	sv := first.state.start(t, "MCP_ENABLE_HTTP=1", "MCP_HTTP_HOST=127.0.0.1", "MCP_HTTP_PORT=0", "MCP_HTTP_TOKEN=", "MCP_HTTP_TOKEN_FILE=")
 	// Without its stdio client a server stays for HTTP.
@@ -35,48 +36,76 @@ func TestGuestCannotDriveItsServer(t *testing.T) {
 		}
 		return true
 	})
-
-	fromHost := func() int {
+	inGuest := func(cmd string) string {
 		t.Helper()
-		res, err := http.Get(endpoint.String())
-		if err != nil {
-			t.Fatal(err)
-		}
-		res.Body.Close()
-		return res.StatusCode
-	}
-	fromGuest := func(port, path string, args ...string) string {
-		t.Helper()
-		cmd := fmt.Sprintf("curl -s -o /dev/null -w '%%{http_code}' --noproxy '*' --max-time 20 %s http://10.0.2.2:%s%s", strings.Join(args, " "), port, path)
 		var r sandbox.RunCommandResult
 		sv.must(t, "run_command", obj{"instance_id": inst.InstanceID, "command": cmd, "timeout_seconds": 60}, &r)
-		t.Logf("%s: exit code %v, %q", cmd, r.ExitCode, r.Stdout)
+		t.Logf("%s: exit code %v, %q %q", cmd, r.ExitCode, r.Stdout, r.Stderr)
 		return strings.TrimSpace(r.Stdout)
 	}
-
-	if got := fromHost(); got != http.StatusNotAcceptable {
-		t.Errorf("a plain GET from the host: %d", got)
-	}
-	// What else listens there is reached, or the rest would show nothing.
-	other := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "here") }))
-	defer other.Close()
-	if got := fromGuest(other.URL[strings.LastIndex(other.URL, ":")+1:], "/"); got != "200" {
-		t.Fatalf("the guest does not reach the host's loopback at all: %q", got)
+	// The guest's packages came from there, so it is there.
+	const mirror = `u=$(grep -rhoE 'https?://[^] ]+' /etc/apt/sources.list /etc/apt/sources.list.d 2>/dev/null | head -n 1)
+curl -s -o /dev/null -w '%{http_code}' --max-time 30 "${u%/}/dists/stable/Release"`
+	if got := inGuest(mirror); got != "200" {
+		t.Errorf("the guest does not reach the archive that it was made from: %q", got)
 	}
 
-	const initialize = `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"guest","version":"1"}}}`
-	post := []string{"-H 'Host: 127.0.0.1:" + endpoint.Port() + "'", "-H 'Content-Type: application/json'",
-		"-H 'Accept: application/json, text/event-stream'", "--data '" + initialize + "'"}
-	if got := fromGuest(endpoint.Port(), "/mcp"); got != "000" {
-		t.Errorf("a GET from the guest: %q", got)
+	var wide, narrow atomic.Int64
+	everywhere := httptest.NewUnstartedServer(counting(&wide))
+	l, err := net.Listen("tcp4", "0.0.0.0:0")
+	if err != nil {
+		t.Fatal(err)
 	}
-	if got := fromGuest(endpoint.Port(), "/mcp", post...); got != "000" {
-		t.Errorf("an initialize from the guest: %q", got)
+	everywhere.Listener = l
+	everywhere.Start()
+	defer everywhere.Close()
+	local := httptest.NewServer(counting(&narrow))
+	defer local.Close()
+	_, widePort, _ := net.SplitHostPort(l.Addr().String())
+	_, localPort, _ := net.SplitHostPort(local.Listener.Addr().String())
+
+	targets := []string{}
+	for _, port := range []string{widePort, localPort, endpoint.Port()} {
+		// The gateway, what QEMU's own network would have for the host, and
+		// the ways to spell loopback.
+		for _, host := range []string{"192.168.127.1", "192.168.127.254", "10.0.2.2", "0.0.0.0", "127.0.0.1", "[::ffff:127.0.0.1]"} {
+			targets = append(targets, host+":"+port)
+		}
 	}
-	if n := strings.Count(sv.log.String(), "it comes from a hypervisor"); n != 1 {
-		t.Errorf("%d warnings for one VM", n)
+	addrs, err := net.InterfaceAddrs()
+	if err != nil {
+		t.Fatal(err)
 	}
-	if got := fromHost(); got != http.StatusNotAcceptable {
-		t.Errorf("afterwards, from the host: %d", got)
+	for _, a := range addrs {
+		if n, ok := a.(*net.IPNet); ok && n.IP.To4() != nil {
+			targets = append(targets, net.JoinHostPort(n.IP.String(), widePort))
+		}
 	}
+	for _, target := range targets {
+		if got := inGuest("curl -s -o /dev/null -w '%{http_code} %{time_total}' --noproxy '*' --max-time 20 http://" + target + "/mcp"); !strings.HasPrefix(got, "000 ") {
+			t.Errorf("%s from the guest: %q", target, got)
+		}
+	}
+	if wide.Load()+narrow.Load() != 0 {
+		t.Errorf("the guest came through to the host: %d times to 0.0.0.0, %d times to loopback", wide.Load(), narrow.Load())
+	}
+	if strings.Contains(sv.log.String(), "it comes from a hypervisor") {
+		t.Error("the guest came through to the MCP endpoint")
+	}
+	res, err := http.Get(endpoint.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	res.Body.Close()
+	if res.StatusCode != http.StatusNotAcceptable {
+		t.Errorf("a plain GET from the host: %d", res.StatusCode)
+	}
+}
+
+// counting answers and counts.
+func counting(n *atomic.Int64) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		n.Add(1)
+		w.WriteHeader(http.StatusOK)
+	})
 }

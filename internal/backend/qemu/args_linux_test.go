@@ -29,6 +29,7 @@ func TestArguments(t *testing.T) {
 		"amd64-kvm":      func(m *machine) { m.accel.name = "kvm" },
 		"amd64-cautious": func(m *machine) { m.accel.singleThread = true },
 		"amd64-template": func(m *machine) { m.memory.file, m.memory.share = "/t/ram,1", true },
+		"amd64-clone":    func(m *machine) { m.memory.file, m.load = "/t/memory", true },
 		"amd64-trial": func(m *machine) {
 			*m = machine{name: "accelerator-trial", arch: m.arch, typ: m.typ, accel: accelerator{name: "kvm"}, cpus: 1,
 				memory: memory{mib: 512}, kernel: m.kernel, initrd: m.initrd, cmdline: loudCmdline(m.cmdline)}
@@ -78,7 +79,7 @@ func TestArm64ArgumentsAreUnderstood(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := machine{name: "x", arch: "arm64", typ: typ, accel: accelerator{name: "tcg"}, cpus: 2, memory: memory{mib: 256}, kernel: "/dev/null", network: true}
+	m := machine{name: "x", arch: "arm64", typ: typ, accel: accelerator{name: "tcg"}, cpus: 2, memory: memory{mib: 256}, kernel: "/dev/null"}
 	log := newTailLog()
 	r, err := launch(bin, m, t.TempDir(), nil, log)
 	if err != nil {

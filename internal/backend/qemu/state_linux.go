@@ -339,6 +339,15 @@ func usersOf(dir string) (all, disk []string) {
 	return all, disk
 }
 
+// StateUsers lists the directories of the VMs and saved states that need a
+// saved state.
+func (b *Backend) StateUsers(_ context.Context, dir string) ([]string, error) {
+	all, disk := usersOf(dir)
+	users := append(all, disk...)
+	slices.Sort(users)
+	return slices.Compact(users), nil
+}
+
 // RemoveState implements backend.StateKeeper.
 func (b *Backend) RemoveState(ctx context.Context, dir string) error {
 	if !filepath.IsAbs(dir) {
