@@ -53,7 +53,10 @@ func (b *Backend) imageOf(s backend.Spec) (Image, error) {
 	if err != nil {
 		return Image{}, unfit(err, s.From, "it is missing, half-made or damaged")
 	}
-	return r.Image, checkImage(r.Image)
+	if err := checkImage(r.Image); err != nil {
+		return Image{}, unfit(err, s.From, "its image is missing")
+	}
+	return r.Image, nil
 }
 
 // createClone makes the disk of a VM that begins in a saved state. It has the
