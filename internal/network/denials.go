@@ -82,8 +82,11 @@ func (d *denials) write(x Denial, now time.Time) {
 	if x.Protocol != "" {
 		args = append(args, "protocol", string(x.Protocol))
 	}
-	if x.Destination.Addr().IsValid() {
+	switch {
+	case x.Destination.Port() != 0:
 		args = append(args, "destination", x.Destination.String())
+	case x.Destination.Addr().IsValid():
+		args = append(args, "destination", x.Destination.Addr().String())
 	}
 	if len(x.Names) > 0 {
 		args = append(args, "names", x.Names)

@@ -16,6 +16,7 @@ const (
 	dropForeign   // not for the gateway: another hardware address, a protocol that is neither IPv4, ARP nor IPv6
 	dropIPv6      // not carried
 	dropSpoofed   // from a hardware or IP address that is not the guest's
+	dropMartian   // to an address that no packet on a wire has: 0/8, 127/8, the guest's own
 	dropMulticast // to a group or a broadcast address
 	dropProtocol  // ICMP to anyone but the gateway; what is neither TCP, UDP nor ICMP
 	verdicts      // how many there are
@@ -83,6 +84,8 @@ func classifyIPv4(ip []byte, dstMAC hardwareAddr) (verdict, packet) {
 		return dropSpoofed, p
 	case p.dst.IsMulticast(), p.dst == broadcastIP, dstMAC == broadcastMAC:
 		return dropMulticast, p
+	case p.dst.IsLoopback(), p.dst.As4()[0] == 0, p.dst == GuestAddress:
+		return dropMartian, p
 	case p.protocol == protoTCP, p.protocol == protoUDP:
 		// Fragments pass: the stack puts them together, with a bound, and the
 		// judge sees the whole.

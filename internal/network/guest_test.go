@@ -85,7 +85,8 @@ type testGuest struct {
 	paused bool
 	wake   *sync.Cond
 	// raw gets frames before the stack does; true takes them away.
-	raw func(frame []byte) bool
+	raw   func(frame []byte) bool
+	pings uint16
 }
 
 func newGuest(t testing.TB, mtu int) *testGuest {
@@ -178,7 +179,6 @@ func (g *testGuest) receive(c net.Conn) {
 		for g.paused {
 			g.wake.Wait()
 		}
-		raw := g.raw
 		g.mu.Unlock()
 		var size [4]byte
 		if _, err := io.ReadFull(in, size[:]); err != nil {
@@ -188,6 +188,9 @@ func (g *testGuest) receive(c net.Conn) {
 		if _, err := io.ReadFull(in, f); err != nil {
 			return
 		}
+		g.mu.Lock()
+		raw := g.raw
+		g.mu.Unlock()
 		if raw != nil && raw(f) {
 			continue
 		}

@@ -67,6 +67,8 @@ func (n *Network) filtered(v verdict, p packet) {
 	switch v {
 	case dropSpoofed:
 		reason = "the source is not the guest's address"
+	case dropMartian:
+		reason = "the destination is nobody's address"
 	case dropProtocol:
 		reason = "only TCP, UDP and pings to the gateway are carried"
 	default:

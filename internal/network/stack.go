@@ -2,8 +2,10 @@ package network
 
 import (
 	"fmt"
+	"sync"
 	"time"
 
+	"gvisor.dev/gvisor/pkg/log"
 	"gvisor.dev/gvisor/pkg/tcpip"
 	"gvisor.dev/gvisor/pkg/tcpip/network/ipv4"
 	"gvisor.dev/gvisor/pkg/tcpip/stack"
@@ -24,11 +26,16 @@ const (
 	timeWait = 2 * time.Second
 )
 
+var quiet sync.Once
+
 // newStack makes the TCP/IP stack that ends the guest's connections. It takes
 // packets for every address (the guest's destinations are all "local") and
 // sends from every address. It answers pings for the gateway only because the
 // link lets no others in.
 func newStack(l *link) (*stack.Stack, error) {
+	// The stack's own log goes to stderr, past ours, and a guest can make it
+	// write: leave only what should never happen.
+	quiet.Do(func() { log.SetLevel(log.Warning) })
 	s := stack.New(stack.Options{
 		NetworkProtocols:   []stack.NetworkProtocolFactory{ipv4.NewProtocol},
 		TransportProtocols: []stack.TransportProtocolFactory{tcp.NewProtocol, udp.NewProtocol},

@@ -35,6 +35,7 @@ type Filtered struct {
 	Foreign   uint64 // for another hardware address, or neither IPv4, IPv6 nor ARP
 	IPv6      uint64
 	Spoofed   uint64 // from an address that is not the guest's
+	Martian   uint64 // to the loopback, to nobody or to itself
 	Multicast uint64
 	Protocol  uint64 // ICMP to anyone but the gateway, and other protocols
 }
@@ -75,6 +76,7 @@ func (n *Network) Stats() Stats {
 			Foreign:   c.filtered[dropForeign].Load(),
 			IPv6:      c.filtered[dropIPv6].Load(),
 			Spoofed:   c.filtered[dropSpoofed].Load(),
+			Martian:   c.filtered[dropMartian].Load(),
 			Multicast: c.filtered[dropMulticast].Load(),
 			Protocol:  c.filtered[dropProtocol].Load(),
 		},

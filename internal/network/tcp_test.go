@@ -255,7 +255,7 @@ func TestReconnect(t *testing.T) {
 func TestBlockedLink(t *testing.T) {
 	r := newRoom(t, Config{})
 	r.world.serve(t, public, func(c *net.TCPConn) {
-		for range 64 {
+		for range 12 {
 			if _, err := c.Write(noise(1 << 20)); err != nil {
 				return
 			}
@@ -275,7 +275,7 @@ func TestBlockedLink(t *testing.T) {
 	done := make(chan int64)
 	for _, c := range conns {
 		go func() {
-			n, _ := io.CopyN(io.Discard, c, 60<<20)
+			n, _ := io.CopyN(io.Discard, c, 8<<20)
 			done <- n
 		}()
 	}
@@ -291,7 +291,7 @@ func TestBlockedLink(t *testing.T) {
 	}
 	r.guest.pause(false)
 	for range conns {
-		if n := <-done; n != 60<<20 {
+		if n := <-done; n != 8<<20 {
 			t.Errorf("%d bytes came", n)
 		}
 	}
