@@ -3,6 +3,7 @@ package cli
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"maps"
 	"os"
@@ -115,16 +116,16 @@ func runExec(ctx context.Context, env *Env, svc Service, o sandbox.ExecOptions, 
 	case f.tty && !ok:
 		return usagef("--tty: standard input is no terminal")
 	case !f.noTTY && ok && (f.tty || ui.IsTerminal(env.Stdout)):
-		return execTerminal(ctx, svc, o, tty)
+		return execTerminal(ctx, env, svc, o, tty)
 	}
-	return execPipes(ctx, svc, o)
+	return execPipes(ctx, env, svc, o)
 }
 
 // execPipes passes bytes through and hands signals on. The first interrupt is
 // the command's business; with the second the caller insists. When nobody reads
 // the output any more the command is ended, as a pipe within one machine would
 // end it.
-func execPipes(ctx context.Context, svc Service, o sandbox.ExecOptions) error {
+func execPipes(ctx context.Context, env *Env, svc Service, o sandbox.ExecOptions) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	got := make(chan os.Signal, 4)
@@ -166,7 +167,7 @@ func execPipes(ctx context.Context, svc Service, o sandbox.ExecOptions) error {
 	case err != nil && interrupted && fault.Is(err, fault.Cancelled):
 		return &interruptedError{err}
 	}
-	return execResult(r, err)
+	return execResult(env, r, err)
 }
 
 // pipeWriter notices that nobody reads any more.
@@ -187,7 +188,7 @@ func (p *pipeWriter) Write(b []byte) (int, error) {
 
 // execTerminal runs the command on a terminal of its own in the guest, with
 // this one in raw mode: every key, Ctrl-C included, goes to the guest.
-func execTerminal(ctx context.Context, svc Service, o sandbox.ExecOptions, tty *os.File) error {
+func execTerminal(ctx context.Context, env *Env, svc Service, o sandbox.ExecOptions, tty *os.File) error {
 	fd := int(tty.Fd())
 	cols, rows, err := term.GetSize(fd)
 	if err != nil {
@@ -218,7 +219,8 @@ func execTerminal(ctx context.Context, svc Service, o sandbox.ExecOptions, tty *
 	})
 	r, err := svc.Exec(ctx, o)
 	stop()
-	return execResult(r, err)
+	term.Restore(fd, old) // before anything is printed
+	return execResult(env, r, err)
 }
 
 // newest puts v into a channel of capacity one in place of what is there. It
@@ -231,9 +233,13 @@ func newest[T any](c chan T, v T) {
 	c <- v
 }
 
-func execResult(r *sandbox.ExecResult, err error) error {
+func execResult(env *Env, r *sandbox.ExecResult, err error) error {
 	if err != nil {
 		return err
+	}
+	if r.ErrorMessage != "" {
+		// The exit code stays the shell's 126 or 127.
+		fmt.Fprintln(env.Stderr, "sandboxforge: in the guest: "+r.ErrorMessage)
 	}
 	if r.ExitCode != 0 {
 		return exitCode(r.ExitCode)

@@ -48,13 +48,14 @@ func TestExecExitCodes(t *testing.T) {
 		"success":    {&sandbox.ExecResult{}, nil, 0},
 		"failure":    {&sandbox.ExecResult{ExitCode: 1}, nil, 1},
 		"signal":     {&sandbox.ExecResult{ExitCode: 137, Signal: "SIGKILL"}, nil, 137},
+		"not there":  {&sandbox.ExecResult{ExitCode: 127, ErrorMessage: "no such program"}, nil, 127},
 		"unusable":   {nil, fault.New(fault.InvalidArgument, "no such user"), exitExec},
 		"lost":       {nil, fault.New(fault.InstanceLost, "gone"), exitExec},
 		"unexpected": {nil, errors.New("boom"), exitExec},
 	} {
 		f.exec = func(context.Context, sandbox.ExecOptions) (*sandbox.ExecResult, error) { return c.result, c.err }
 		code, out, errs := f.run(t, "exec", "1111", "--", "x")
-		if code != c.want || out != "" || (c.err == nil) != (errs == "") {
+		if code != c.want || out != "" || (c.err == nil && c.result.ErrorMessage == "") != (errs == "") {
 			t.Errorf("%s: code %d, want %d; stdout %q stderr %q", name, code, c.want, out, errs)
 		}
 	}

@@ -106,16 +106,24 @@ func interruptible(run func(ctx context.Context, args []string) error) func(*cob
 	}
 }
 
+// argsError adds what would be right to what is wrong.
+func argsError(cmd *cobra.Command, err error) error {
+	if err == nil {
+		return nil
+	}
+	return usagef("%w: %s", err, cmd.UseLine())
+}
+
 func noArgs(cmd *cobra.Command, args []string) error { return usage(cobra.NoArgs(cmd, args)) }
 
 func atLeast(n int) cobra.PositionalArgs {
-	return func(cmd *cobra.Command, args []string) error { return usage(cobra.MinimumNArgs(n)(cmd, args)) }
+	return func(cmd *cobra.Command, args []string) error { return argsError(cmd, cobra.MinimumNArgs(n)(cmd, args)) }
 }
 
 func exactly(n int) cobra.PositionalArgs {
-	return func(cmd *cobra.Command, args []string) error { return usage(cobra.ExactArgs(n)(cmd, args)) }
+	return func(cmd *cobra.Command, args []string) error { return argsError(cmd, cobra.ExactArgs(n)(cmd, args)) }
 }
 
 func atMost(n int) cobra.PositionalArgs {
-	return func(cmd *cobra.Command, args []string) error { return usage(cobra.MaximumNArgs(n)(cmd, args)) }
+	return func(cmd *cobra.Command, args []string) error { return argsError(cmd, cobra.MaximumNArgs(n)(cmd, args)) }
 }

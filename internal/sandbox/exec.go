@@ -42,6 +42,9 @@ type ExecResult struct {
 	ExitCode   int    `json:"exit_code"` // 128+n for a signal
 	Signal     string `json:"signal,omitempty"`
 	DurationMS int64  `json:"duration_ms"`
+	// ErrorMessage says why the guest could not execute it at all; ExitCode is
+	// then 126 or 127, and the command itself wrote nothing.
+	ErrorMessage string `json:"error_message,omitempty"`
 }
 
 // Exec runs argv, without a shell, and returns when it ended and all of its
@@ -111,7 +114,7 @@ func (s *Service) Exec(ctx context.Context, o ExecOptions) (*ExecResult, error) 
 	}
 	return &ExecResult{
 		InstanceID: l.InstanceID, ExitCode: exitCode(p), Signal: signalName(p.Signal),
-		DurationMS: max(0, p.FinishedAt.Sub(p.StartedAt).Milliseconds()),
+		DurationMS: max(0, p.FinishedAt.Sub(p.StartedAt).Milliseconds()), ErrorMessage: p.ErrorMessage,
 	}, nil
 }
 
