@@ -146,7 +146,7 @@ func catalog() []*tool {
 				"The host path must lie in the workspace or in a directory that the operator allowed (PATH_NOT_ALLOWED otherwise); symlinks are not followed.",
 			hints: hints{destructive: true, idempotent: true},
 			rules: rules{"instance_id": instanceID, "local_path": path, "remote_path": path},
-		}, Service.CopyToInstance, textCopy),
+		}, Service.CopyToInstance, textCopyTo),
 		row(spec{
 			Name:  "copy_from_instance",
 			Title: "Copy out of a VM",
@@ -155,7 +155,7 @@ func catalog() []*tool {
 				"The host path must lie in the workspace or in a directory that the operator allowed (PATH_NOT_ALLOWED otherwise). Devices, links that lead out and places that the host executes or trusts unasked (.git, .vscode, .envrc, …) are left alone and listed in refused.",
 			hints: hints{destructive: true, idempotent: true},
 			rules: rules{"instance_id": instanceID, "local_path": path, "remote_path": path},
-		}, Service.CopyFromInstance, textCopy),
+		}, Service.CopyFromInstance, textCopyFrom),
 		row(spec{
 			Name:  "sync_workspace_to_instance",
 			Title: "Sync the workspace into a VM",

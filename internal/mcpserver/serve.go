@@ -10,6 +10,7 @@ import (
 	"syscall"
 	"time"
 
+	"sandboxforge/internal/fault"
 	"sandboxforge/internal/host"
 )
 
@@ -34,7 +35,7 @@ func (s *Server) Serve(ctx context.Context, cfg Config, stdio Stdio) error {
 	case err != nil && !onStdio:
 		return err
 	case err != nil:
-		s.log.Warn("no HTTP; stdio goes on without it", "reason", err.Error())
+		s.log.Warn("no HTTP; stdio goes on without it", "reason", err.Error(), "next_steps", fault.From(err).NextSteps)
 	case web == nil && !onStdio:
 		return fmt.Errorf("nothing to serve: MCP_ENABLE_HTTP is off and stdio is off (standard input is %s)", stdio.Kind)
 	case web != nil:
@@ -123,6 +124,19 @@ func (s *Server) shutdown(web *webServer, down <-chan error) {
 	}
 }
 
+// portTaken is the fault of a port that somebody ("" if unknown) listens on.
+func portTaken(port int, who string) error {
+	if who == "" {
+		return fault.New(fault.InvalidArgument, "port %d is taken", port).
+			Because("another program listens there").
+			Next("stop what holds it, or set MCP_HTTP_PORT to another port")
+	}
+	return fault.New(fault.InvalidArgument, "port %d is taken by %s", port, who).
+		Because("another program listens there").
+		Next("if it is a SandboxForge server, point the client at it: all servers see the same instances").
+		Next("else stop it, or set MCP_HTTP_PORT to another port")
+}
+
 // webServer is a bound listener and what serves it.
 type webServer struct {
 	ln  net.Listener
@@ -139,10 +153,7 @@ func (s *Server) listen(ctx context.Context, cfg Config, used *activity) (*webSe
 	ln, err := lc.Listen(ctx, "tcp", cfg.address())
 	if err != nil {
 		if errors.Is(err, syscall.EADDRINUSE) || isAddrInUse(err) {
-			if who := host.PortHolder(cfg.Port); who != "" {
-				return nil, fmt.Errorf("port %d is taken by %s: connect to that server, stop it, or set MCP_HTTP_PORT", cfg.Port, who)
-			}
-			return nil, fmt.Errorf("port %d is taken: stop what holds it, or set MCP_HTTP_PORT", cfg.Port)
+			return nil, portTaken(cfg.Port, host.PortHolder(cfg.Port))
 		}
 		return nil, fmt.Errorf("cannot listen on MCP_HTTP_HOST=%q, MCP_HTTP_PORT=%d: %w", cfg.Host, cfg.Port, err)
 	}

@@ -20,6 +20,8 @@ import (
 	"time"
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
+
+	"sandboxforge/internal/fault"
 )
 
 // fakeClock stands still until it is told to go on.
@@ -250,7 +252,7 @@ func TestPortTaken(t *testing.T) {
 	}
 	// Without one there is nothing left to serve.
 	v = serveInProcess(t, cfg, StdinNull)
-	if err := <-v.done; err == nil || !strings.Contains(err.Error(), "is taken") {
+	if err := <-v.done; err == nil || !strings.Contains(err.Error(), "is taken") || !strings.Contains(fmt.Sprint(fault.From(err).NextSteps), "MCP_HTTP_PORT") {
 		t.Error(err)
 	}
 }

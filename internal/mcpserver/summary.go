@@ -49,7 +49,11 @@ func textList(r *sandbox.ListInstancesResult) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%d instance(s); backend %s available: %t.", len(r.Instances), r.Backend, r.BackendAvailable)
 	for _, i := range r.Instances {
-		fmt.Fprintf(&b, "\n%s %s until %s, workspace %s", i.InstanceID, i.Status, i.ExpiresAt, i.WorkspaceRoot)
+		fmt.Fprintf(&b, "\n%s %s", i.InstanceID, i.Status)
+		if i.EndReason == "" {
+			fmt.Fprintf(&b, " until %s", i.ExpiresAt)
+		}
+		fmt.Fprintf(&b, ", workspace %s", i.WorkspaceRoot)
 	}
 	if r.BackendError != "" {
 		b.WriteString("\nBackend error: " + r.BackendError)
@@ -128,9 +132,9 @@ func textTask(r *sandbox.Task) string {
 }
 
 func textLogs(r *sandbox.GetTaskLogsResult) string {
-	s := fmt.Sprintf("Task %s is %s; next offset %d of %d bytes.", r.TaskID, r.Status, r.NextOffset, r.TotalBytes)
+	s := fmt.Sprintf("Task %s: %s; next offset %d of %d bytes.", r.TaskID, r.Status, r.NextOffset, r.TotalBytes)
 	if r.Stream == "both" {
-		s = fmt.Sprintf("Task %s is %s; %d bytes in both streams.", r.TaskID, r.Status, r.TotalBytes)
+		s = fmt.Sprintf("Task %s: %s; %d bytes in both streams.", r.TaskID, r.Status, r.TotalBytes)
 	}
 	if r.DroppedBytes > 0 {
 		s += fmt.Sprintf(" %d bytes were dropped.", r.DroppedBytes)
@@ -139,7 +143,7 @@ func textLogs(r *sandbox.GetTaskLogsResult) string {
 }
 
 func textStop(r *sandbox.StopTaskResult) string {
-	s := fmt.Sprintf("Task %s is %s", r.TaskID, r.Status)
+	s := fmt.Sprintf("Task %s: %s", r.TaskID, r.Status)
 	if r.ExitCode != nil {
 		s += fmt.Sprintf(", exit code %d", *r.ExitCode)
 	}
@@ -158,9 +162,12 @@ func textTasks(r *sandbox.ListTasksResult) string {
 	return b.String()
 }
 
-func textCopy(r *sandbox.CopyResult) string {
-	s := fmt.Sprintf("Copied %d file(s), %d bytes between %s (host) and %s (VM).", r.Files, r.Bytes, r.LocalPath, r.RemotePath)
-	return s + refusals(r.Refused)
+func textCopyTo(r *sandbox.CopyResult) string {
+	return fmt.Sprintf("Copied %d file(s), %d bytes from %s to %s in the VM.", r.Files, r.Bytes, r.LocalPath, r.RemotePath) + refusals(r.Refused)
+}
+
+func textCopyFrom(r *sandbox.CopyResult) string {
+	return fmt.Sprintf("Copied %d file(s), %d bytes from %s in the VM to %s.", r.Files, r.Bytes, r.RemotePath, r.LocalPath) + refusals(r.Refused)
 }
 
 func refusals(list []sandbox.Refusal) string {
@@ -187,9 +194,23 @@ func textSyncTo(r *sandbox.SyncToInstanceResult) string {
 func textSyncFrom(r *sandbox.SyncFromInstanceResult) string {
 	s := fmt.Sprintf("Synced %s of the VM to %s: %d created, %d updated, %d deleted; status %s.", r.RemotePath, r.LocalPath, len(r.Created), len(r.Updated), len(r.Deleted), r.Status)
 	if r.DryRun {
-		s = "Dry run, nothing was changed. " + s
+		s = fmt.Sprintf("Dry run, nothing was changed. A sync of %s of the VM to %s would create %d, update %d and delete %d.", r.RemotePath, r.LocalPath, len(r.Created), len(r.Updated), len(r.Deleted))
 	}
-	return s + conflicts(r.Conflicts) + refusals(r.Refused)
+	return s + paths("Create", r.Created) + paths("Update", r.Updated) + paths("Delete", r.Deleted) +
+		conflicts(r.Conflicts) + refusals(r.Refused) + refusals(r.Failed)
+}
+
+// paths names the first of a list: what a dry run would change is what its
+// caller has to judge.
+func paths(what string, list []string) string {
+	const most = 20
+	switch {
+	case len(list) == 0:
+		return ""
+	case len(list) > most:
+		return fmt.Sprintf("\n%s: %s and %d more", what, strings.Join(list[:most], ", "), len(list)-most)
+	}
+	return fmt.Sprintf("\n%s: %s", what, strings.Join(list, ", "))
 }
 
 func textCollect(r *sandbox.CollectArtifactsResult) string {
