@@ -37,7 +37,7 @@ func transfer(ctx context.Context) workspace.Progress {
 		if stage == "send" || stage == "receive" {
 			unit = "bytes"
 		}
-		report(ctx, Progress{Stage: stage, Message: stage + ": " + counted(done, total, unit), Done: float64(done), Total: float64(total)})
+		report(ctx, Progress{Stage: stage, Message: counted(done, total, unit), Done: float64(done), Total: float64(total)})
 	}
 }
 
