@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"sandboxforge/internal/backend"
+	"sandboxforge/internal/fault"
 	"sandboxforge/internal/guest"
 )
 
@@ -78,6 +79,16 @@ func (s *supervisor) boot(ctx context.Context) error {
 	}
 }
 
+// explained is an error's text with its probable cause: the hypervisor's own
+// words say more than that it ended.
+func explained(err error) string {
+	var f *fault.Error
+	if errors.As(err, &f) && f.Cause != "" {
+		return f.Cause + ": " + err.Error()
+	}
+	return err.Error()
+}
+
 // attempt starts the VM once and waits until it is ready.
 func (s *supervisor) attempt(ctx context.Context, n int, last bool) error {
 	began := time.Now()
@@ -88,7 +99,7 @@ func (s *supervisor) attempt(ctx context.Context, n int, last bool) error {
 		Progress: func(stage, message string) { s.board.stage("starting", message) },
 	})
 	if err != nil {
-		return &bootError{detail: fmt.Sprintf("the hypervisor could not start the VM: %v", err)}
+		return &bootError{detail: "the hypervisor could not start the VM: " + explained(err)}
 	}
 	s.board.machineInfo(m.Info())
 	s.board.timing("start", time.Since(began))
