@@ -189,7 +189,8 @@ func (o Options) images(r *Report) {
 	}
 	states, err := o.Images()
 	if err != nil {
-		r.add(Check{ID: "image", Status: missing, Summary: "the image directory cannot be read: " + err.Error()})
+		f := fault.From(err)
+		r.add(Check{ID: "image", Status: missing, Summary: f.Error(), Fix: f.NextSteps})
 		return
 	}
 	c := Check{ID: "image", Status: OK}

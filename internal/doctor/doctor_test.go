@@ -3,6 +3,7 @@ package doctor
 import (
 	"context"
 	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -113,6 +114,11 @@ func TestRun(t *testing.T) {
 			o.Images = func() ([]ImageState, error) { return []ImageState{{Name: "default", Default: true}}, nil }
 			o.Backends = []backend.Backend{probed{name: "qemu", report: backend.Report{Usable: true, Problems: []backend.Problem{{What: "image", Fix: "run `sandboxforge image build default`"}}}}}
 		}, false, "image", Fail, "sandboxforge image build", "image build default"},
+		"images of somebody else": {func(o *Options) {
+			o.Images = func() ([]ImageState, error) {
+				return nil, fault.Wrap(fs.ErrPermission, fault.Internal, "cannot read the image directory").Next("make it yours")
+			}
+		}, false, "image", Fail, "make it yours", ""},
 		"old image": {func(o *Options) {
 			o.Images = func() ([]ImageState, error) { return []ImageState{{Name: "default", Built: true, Default: true}}, nil }
 		}, true, "image", Warn, "another version", ""},

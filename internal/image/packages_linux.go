@@ -61,7 +61,7 @@ func (b *builder) packagesStage(ctx context.Context, work, target string) error 
 		err = errors.Join(f.Sync(), f.Close())
 	}
 	if err != nil {
-		return subordinate(err)
+		return subordinate(err, b.store.Dir)
 	}
 	if err := os.Rename(half, target); err != nil {
 		return err
@@ -91,15 +91,16 @@ func (b *builder) mmdebstrap(mode string) []string {
 }
 
 // subordinate recognises a user without ranges of subordinate users, which
-// mmdebstrap only states.
-func subordinate(err error) error {
+// mmdebstrap only states. An image that root has built belongs to root, in
+// root's own store unless it is told another.
+func subordinate(err error, store string) error {
 	if !strings.Contains(err.Error(), "/etc/subuid") && !strings.Contains(err.Error(), "newuidmap") {
 		return err
 	}
 	return fault.Wrap(err, fault.BackendUnavailable, "guest images cannot be built as this user").
 		Because("the user has no range of subordinate user and group ids").
 		Next("sudo usermod --add-subuids 100000-165535 --add-subgids 100000-165535 $USER").
-		Next("or run `sandboxforge image build` as root")
+		Next("or let root build it into your store: sudo env SANDBOX_IMAGE_DIR=%s sandboxforge image build, then sudo chown -R $USER %[1]s", store)
 }
 
 // removeOldPackages keeps one archive per image. A failure costs only disk.

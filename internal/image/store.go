@@ -1,6 +1,7 @@
 package image
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io/fs"
@@ -40,7 +41,8 @@ func (s Store) List() ([]*Image, error) {
 		return nil, nil
 	}
 	if err != nil {
-		return nil, fault.Wrap(err, fault.Internal, "cannot read the image directory")
+		return nil, fault.Wrap(err, fault.Internal, "cannot read the image directory").
+			Next("make it yours: sudo chown -R $USER %s", s.Dir)
 	}
 	var images []*Image
 	for _, e := range entries {
@@ -92,7 +94,7 @@ func (s Store) Lookup(r Recipe) (*Image, error) {
 }
 
 func notFound(asked, name string) error {
-	f := fault.New(fault.ImageNotFound, "there is no image %q", asked)
+	f := fault.New(fault.ImageNotFound, "there is no image %q", cmp.Or(asked, name))
 	if slices.Contains(Names(), name) {
 		return f.Because("it has not been built on this machine yet, or not in this version").
 			Next("run `sandboxforge image build %s` on the host", name)

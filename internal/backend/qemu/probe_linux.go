@@ -8,6 +8,8 @@ import (
 	"runtime"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"sandboxforge/internal/backend"
 	"sandboxforge/internal/fault"
 )
@@ -52,8 +54,11 @@ func (b *Backend) Probe(ctx context.Context, p backend.Progress) (backend.Report
 		}
 	}
 	if obstacle := kvmObstacle(arch); obstacle != "" && b.c.Accel != "tcg" {
-		problem(false, "enable virtualisation in the firmware, load the module kvm_intel or kvm_amd, and join the group of the device: sudo usermod -aG kvm $USER; VMs work without it, slower",
-			"no hardware acceleration: %s", obstacle)
+		fix := "enable virtualisation in the firmware and load the module kvm_intel or kvm_amd"
+		if strings.HasSuffix(obstacle, unix.EACCES.Error()) {
+			fix = "join the group of the device and log in again: sudo usermod -aG kvm $USER"
+		}
+		problem(false, fix+"; VMs work without it, slower", "no hardware acceleration: %s", obstacle)
 	}
 	fatal := func() bool {
 		for _, q := range r.Problems {
