@@ -122,7 +122,7 @@ type shim struct {
 	// runtime has taken the processor back from the poll, which takes up to
 	// 10 ms. -1 where the kernel has none, and after the end.
 	pidfd int
-	tty    int // master, or -1
+	tty   int // master, or -1
 
 	ended    bool
 	wait     unix.WaitStatus
