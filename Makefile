@@ -26,6 +26,7 @@ guestbin: ## cross-build the programs that run inside guests
 
 build: guestbin ## bin/sandboxforge and bin/sandboxforge-mcp-server
 	@mkdir -p $(BIN)
+	@echo "building $(BIN)/sandboxforge and $(BIN)/sandboxforge-mcp-server"
 	@CGO_ENABLED=0 $(GO) build $(GOFLAGS_) -o $(BIN)/ ./cmd/sandboxforge ./cmd/sandboxforge-mcp-server
 
 demo: setup build ## the main flow through MCP on a real VM, from nothing to the result
