@@ -21,10 +21,10 @@ func doctorCommand(env *Env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "doctor",
 		Short: "Say what works on this host, what is missing, and what mends it",
-		Long: `Look at everything that VMs need on this host: the environment, the state
-directory, memory and disk, each backend with its accelerator and the evidence
-for it, guest images, and what earlier runs may have left behind. Whatever is
-missing comes with the command that mends it.
+		Long: `Look at everything that VMs need on this host: the environment, the operator's
+configuration, the state directory, memory and disk, each backend with its
+accelerator and the evidence for it, guest images, and what earlier runs may
+have left behind. Whatever is missing comes with the command that mends it.
 
 Exit code 0 if a VM can be made, else 1. The first run may boot the guest's
 kernel for a moment to find out which accelerator really works; the answer is

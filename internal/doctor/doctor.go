@@ -68,6 +68,7 @@ func Run(ctx context.Context, o Options) *Report {
 	if o.Settings == nil {
 		return r
 	}
+	o.operator(r)
 	o.home(r)
 	o.machine(r)
 	o.backends(ctx, r, say)
@@ -107,6 +108,28 @@ func (o Options) environment(r *Report) {
 			})
 		}
 	}
+}
+
+// operator looks at the operator's configuration files: an error in one fails
+// the creation of every instance. Where there is none nothing is said.
+func (o Options) operator(r *Report) {
+	res := config.Load(config.Input{UserHome: o.Settings.UserHome, ConfigHome: o.Settings.ConfigHome, GOOS: o.Host.GOOS})
+	files := res.Sources[1:] // the first are the defaults
+	if len(files) == 0 {
+		return
+	}
+	c := Check{ID: "config", Status: OK, Summary: strings.Join(files, ", ") + ": valid"}
+	for _, d := range res.Diagnostics {
+		c.Details = append(c.Details, d.String())
+	}
+	switch {
+	case !res.Valid():
+		c.Status, c.Summary = Fail, "the operator's configuration has errors"
+		c.Fix = []string{"correct what is named in " + strings.Join(files, ", ")}
+	case len(c.Details) > 0:
+		c.Status, c.Summary = Warn, "valid, with remarks"
+	}
+	r.add(c)
 }
 
 // home looks whether state can be written, by writing.

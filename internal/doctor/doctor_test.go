@@ -98,6 +98,13 @@ func TestRun(t *testing.T) {
 			os.WriteFile(file, nil, 0o600)
 			o.Settings.Home = filepath.Join(file, "home")
 		}, false, "home", Fail, "SANDBOXFORGE_HOME", ""},
+		"operator's file": {func(o *Options) {
+			o.Settings.ConfigHome = t.TempDir()
+			file := filepath.Join(o.Settings.ConfigHome, "sandboxforge-mcp", "config.toml")
+			if err := errors.Join(os.MkdirAll(filepath.Dir(file), 0o700), os.WriteFile(file, []byte("[vm]\ncpu = 1\n"), 0o600)); err != nil {
+				t.Fatal(err)
+			}
+		}, false, "config", Fail, "vm.cpu: unknown key", ""},
 		"no backend":  {func(o *Options) { o.Backends = []backend.Backend{unusable("qemu"), unusable("lima")} }, false, "backend.qemu", Fail, "apt-get install qemu", "dnf"},
 		"second best": {func(o *Options) { o.Backends = []backend.Backend{unusable("qemu"), usable("lima", "")} }, true, "backend.qemu", Warn, "apt-get", ""},
 		"second best needs no image": {func(o *Options) {
