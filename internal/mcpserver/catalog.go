@@ -8,6 +8,7 @@ import "sandboxforge/internal/fault"
 var (
 	instanceID    = rule{pattern: `^inst_[0-9a-f]{8}$`, code: fault.InstanceNotFound}
 	taskID        = rule{pattern: `^task_[0-9a-f]{12}$`, code: fault.TaskNotFound}
+	snapshotID    = rule{pattern: `^snap_[0-9a-f]{8}$`, code: fault.SnapshotNotFound}
 	path          = rule{minLen: 1, maxLen: 4096}
 	command       = rule{minLen: 1, maxLen: 128 << 10}
 	requestID     = rule{minLen: 1, maxLen: 200}
@@ -186,5 +187,51 @@ func catalog() []*tool {
 				"max_total_bytes": {min: num(1), max: num(1 << 53), def: 1 << 30},
 			},
 		}, Service.CollectArtifacts, textCollect),
+		row(spec{
+			Name:  "fork_instance",
+			Title: "Copy a running VM",
+			Description: "Makes 1 to 8 copies of a running instance as it is at one moment: memory, running processes, files, also those not yet written to disk. The source stands still for a fraction of a second (pause_ms) and goes on. " +
+				"Use it to try several fixes from the same prepared state in parallel: fork, work in each child with its own instance_id, destroy those that failed. " +
+				"Each child counts against MAX_INSTANCES; if not all fit, none is made. Children keep the workspace binding and the synced directory, and get a hostname, machine-id and random state of their own. " +
+				"What was running in the source goes on in the children too, but is no task there (see running_tasks); open network connections break; secrets in memory are in every child. " +
+				"status=partial: some children did not come up, children[].error says why. UNSUPPORTED_BY_BACKEND where capabilities.clones is false.",
+			rules: rules{"instance_id": instanceID, "count": {min: num(1), max: num(8), def: 1}, "ttl_minutes": ttl, "request_id": requestID},
+		}, Service.ForkInstance, textFork),
+		row(spec{
+			Name:  "snapshot_instance",
+			Title: "Save a running VM's state",
+			Description: "Saves the whole state of a running instance at one moment: memory, running processes and disk. The instance stands still for a fraction of a second (pause_ms) and goes on. " +
+				"restore_instance later makes a new VM that begins exactly there, any number of times, also after the instance is gone. " +
+				"A snapshot does not expire and takes disk space until delete_snapshot (INSUFFICIENT_DISK when there is none left); it contains whatever secrets the VM has in memory or on disk.",
+			rules: rules{
+				"instance_id": instanceID, "request_id": requestID,
+				"name":        {maxLen: 100},
+				"description": {maxLen: 2000},
+			},
+		}, Service.SnapshotInstance, textSnapshot),
+		row(spec{
+			Name:  "list_snapshots",
+			Title: "List saved states",
+			Description: "Lists snapshots, newest first, with their source, size, pause and the instances that began in them (children). kind=fork is the common state of the children of fork_instance: it goes by itself with the last of them. " +
+				"total_bytes of cap_bytes are in use.",
+			hints: hints{readOnly: true, idempotent: true},
+			rules: rules{"instance_id": instanceID},
+		}, Service.ListSnapshots, textSnapshots),
+		row(spec{
+			Name:  "restore_instance",
+			Title: "Make a VM from a saved state",
+			Description: "Makes a new instance that begins in a snapshot: processes go on where they were, files are as they were. The result is that of create_instance with start_kind clone. " +
+				"It counts against MAX_INSTANCES and expires like any instance. It keeps the snapshot's size, workspace binding and synced directory; call sync_workspace_to_instance to bring the workspace up to date. " +
+				"Processes that were tasks of the source are no tasks here; open network connections are gone.",
+			rules: rules{"snapshot_id": snapshotID, "ttl_minutes": ttl, "request_id": requestID},
+		}, Service.RestoreInstance, textCreate),
+		row(spec{
+			Name:  "delete_snapshot",
+			Title: "Delete a saved state",
+			Description: "Removes a snapshot and its files. It is refused with INVALID_ARGUMENT while instances that began in it exist (details.instances names them): destroy those first. " +
+				"disk_kept=true: the disk of its source, or of another snapshot, builds on this one's, which goes with the last of them.",
+			hints: hints{destructive: true, idempotent: true},
+			rules: rules{"snapshot_id": snapshotID},
+		}, Service.DeleteSnapshot, textDeleteSnapshot),
 	}
 }

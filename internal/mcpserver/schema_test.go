@@ -107,6 +107,8 @@ func TestResultsMatchTheirSchema(t *testing.T) {
 		&sandbox.RunCommandResult{}, &sandbox.StartBackgroundTaskResult{}, &sandbox.Task{}, &sandbox.GetTaskLogsResult{},
 		&sandbox.StopTaskResult{}, &sandbox.ListTasksResult{}, &sandbox.CopyResult{}, &sandbox.CopyResult{},
 		&sandbox.SyncToInstanceResult{}, &sandbox.SyncFromInstanceResult{}, &sandbox.CollectArtifactsResult{},
+		&sandbox.ForkInstanceResult{}, &sandbox.SnapshotInstanceResult{}, &sandbox.ListSnapshotsResult{}, &sandbox.CreateInstanceResult{},
+		&sandbox.DeleteSnapshotResult{},
 	}
 	tools := catalog()
 	if len(results) != len(tools) {

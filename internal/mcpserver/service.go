@@ -26,5 +26,10 @@ type Service interface {
 	CopyFromInstance(context.Context, sandbox.CopyRequest) (*sandbox.CopyResult, error)
 	SyncWorkspaceToInstance(context.Context, sandbox.SyncToInstanceRequest) (*sandbox.SyncToInstanceResult, error)
 	SyncInstanceToWorkspace(context.Context, sandbox.SyncFromInstanceRequest) (*sandbox.SyncFromInstanceResult, error)
+	SnapshotInstance(context.Context, sandbox.SnapshotInstanceRequest) (*sandbox.SnapshotInstanceResult, error)
+	ListSnapshots(context.Context, sandbox.ListSnapshotsRequest) (*sandbox.ListSnapshotsResult, error)
+	DeleteSnapshot(context.Context, sandbox.DeleteSnapshotRequest) (*sandbox.DeleteSnapshotResult, error)
+	RestoreInstance(context.Context, sandbox.RestoreInstanceRequest) (*sandbox.CreateInstanceResult, error)
+	ForkInstance(context.Context, sandbox.ForkInstanceRequest) (*sandbox.ForkInstanceResult, error)
 	CollectArtifacts(context.Context, sandbox.CollectArtifactsRequest) (*sandbox.CollectArtifactsResult, error)
 }

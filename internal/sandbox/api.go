@@ -37,6 +37,9 @@ type CreateInstanceResult struct {
 	StartKind     string                  `json:"start_kind"`
 	TimingsMS     map[string]int64        `json:"timings_ms"`
 	Warnings      []string                `json:"warnings,omitempty"`
+
+	ParentSnapshot string `json:"parent_snapshot,omitempty"` // in which it began
+	ParentInstance string `json:"parent_instance,omitempty"` // of which that was made
 }
 
 // ListInstancesRequest asks for the instances there are.
@@ -70,6 +73,8 @@ type Instance struct {
 	Capabilities        backend.Capabilities `json:"capabilities"`
 	MemoryMiB           int64                `json:"memory_mib"`
 	DiskUsedBytes       int64                `json:"disk_used_bytes"`
+	ParentSnapshot      string               `json:"parent_snapshot,omitempty"`
+	ParentInstance      string               `json:"parent_instance,omitempty"`
 }
 
 // ListInstancesResult is newest first.
@@ -80,6 +85,8 @@ type ListInstancesResult struct {
 	BackendVersion      string     `json:"backend_version,omitempty"`
 	BackendError        string     `json:"backend_error,omitempty"`
 	ReconciliationError string     `json:"reconciliation_error,omitempty"`
+	SnapshotCount       int        `json:"snapshot_count"` // list_snapshots names them
+	SnapshotBytes       int64      `json:"snapshot_bytes"`
 }
 
 // DestroyInstanceRequest ends an instance.

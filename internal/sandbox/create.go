@@ -224,6 +224,9 @@ func (s *Service) admit(ctx context.Context, r CreateInstanceRequest, root strin
 type leaseSpec struct {
 	VM        backend.Spec    `json:"vm"`
 	Overrides json.RawMessage `json:"overrides,omitempty"`
+	// Origin is the instance whose names the guest still has, for example that
+	// of its Docker network: the first of its lineage.
+	Origin string `json:"origin,omitempty"`
 }
 
 func (l leaseSpec) overrides() map[string]any {
@@ -348,6 +351,9 @@ func (s *Service) createResult(l store.Lease, sel Selected, r CreateInstanceRequ
 		Accelerator:   l.Accelerator,
 		StartKind:     l.StartKind,
 		TimingsMS:     timings,
+
+		ParentSnapshot: l.ParentSnapshot,
+		ParentInstance: l.ParentInstance,
 	}
 }
 

@@ -87,6 +87,7 @@ func (s *Service) teardown(ctx context.Context, l store.Lease, via store.Status,
 		done, err := s.store.Move(ctx, l.InstanceID, l.Generation, store.Move{To: final, Reason: reason})
 		if err == nil {
 			s.log.Info("instance ended", "instance", l.InstanceID, "status", final, "reason", reason)
+			s.releaseFork(ctx, l.ParentSnapshot)
 			return done, nil
 		}
 		if !errors.Is(err, store.ErrConflict) {

@@ -36,6 +36,9 @@ func (s *Service) ListInstances(ctx context.Context, r ListInstancesRequest) (*L
 	if err != nil {
 		return nil, err
 	}
+	if out.SnapshotCount, out.SnapshotBytes, err = s.snapshotTotals(ctx); err != nil {
+		return nil, err
+	}
 	vms := map[string]backend.Info{}
 	for _, b := range s.backends.All() {
 		infos, err := b.List(ctx)
@@ -79,7 +82,7 @@ func (s *Service) instanceView(l store.Lease, vms map[string]backend.Info) Insta
 		CreatedAt: isoTime(l.CreatedAt), ExpiresAt: isoTime(l.ExpiresAt), LastUsedAt: stamp(l.LastUsedAt),
 		OwnerSession: l.OwnerSession, SSHPort: port(l.SSHPort), BackendInstanceName: l.BackendInstanceName,
 		RuntimeReady: l.RuntimeReady, Accelerator: l.Accelerator, StartKind: l.StartKind,
-		MemoryMiB: l.MemoryMiB,
+		MemoryMiB: l.MemoryMiB, ParentSnapshot: l.ParentSnapshot, ParentInstance: l.ParentInstance,
 	}
 	if l.Status != store.Running && l.Status != store.Creating {
 		v.EndReason = l.EndReason

@@ -232,7 +232,11 @@ func networkName(cfg config.Config, l store.Lease) string {
 	if cfg.Infra.NetworkName != "" {
 		return cfg.Infra.NetworkName
 	}
-	return cfg.Infra.NetworkNamePrefix + "-" + strings.TrimPrefix(l.InstanceID, "inst_")
+	id := l.InstanceID
+	if origin := specOf(l).Origin; origin != "" {
+		id = origin
+	}
+	return cfg.Infra.NetworkNamePrefix + "-" + strings.TrimPrefix(id, "inst_")
 }
 
 func enabledServices(cfg config.Config) []string {

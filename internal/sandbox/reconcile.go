@@ -26,6 +26,8 @@ const overdue = time.Minute
 type GCResult struct {
 	InstancesChecked int        `json:"instances_checked"`
 	VMsChecked       int        `json:"vms_checked"`
+	SnapshotsChecked int        `json:"snapshots_checked"`
+	SnapshotBytes    int64      `json:"snapshot_bytes"` // that those hold which stay
 	Actions          []GCAction `json:"actions"`
 	Failures         []GCAction `json:"failures"`
 	ReclaimedBytes   int64      `json:"reclaimed_bytes"`
@@ -35,7 +37,7 @@ type GCResult struct {
 
 // GCAction is one thing that was done, or could not be.
 type GCAction struct {
-	Action     string `json:"action"` // recorded_end, expired, deleted_vm, removed_files, told_deadline
+	Action     string `json:"action"` // recorded_end, expired, deleted_vm, removed_files, told_deadline, removed_snapshot
 	InstanceID string `json:"instance_id,omitempty"`
 	Name       string `json:"name,omitempty"` // of the VM, or a path
 	Reason     string `json:"reason"`
@@ -76,6 +78,7 @@ func (s *Service) GC(ctx context.Context) (*GCResult, error) {
 	wg.Wait()
 	s.reconcileVMs(ctx, res)
 	s.reconcileDirs(ctx, res)
+	s.reconcileSnapshots(ctx, res)
 	return res, ctx.Err()
 }
 

@@ -30,6 +30,8 @@ type hostCheck struct {
 	available     int64 // bytes of memory the kernel could give now
 	diskFree      int64
 	touched       map[string]int64 // bytes that live VMs use already, by VM name
+	// given: the VM's size is that of the snapshot in which it begins.
+	given bool
 }
 
 // decide returns nil or INSUFFICIENT_HOST_RESOURCES with every failed check.
@@ -74,6 +76,13 @@ func (c hostCheck) decide(u store.Usage) error {
 		With("required_headroom", map[string]any{"memory_gib": memoryHeadroomGiB, "disk_gib": diskHeadroomGiB}).
 		With("failed_checks", failed).
 		With("suggested_vm", suggested)
+	if c.given {
+		delete(e.Details, "suggested_vm")
+		if len(u.Live) > 0 {
+			e.Next("destroy an instance that is no longer needed (list_instances shows them)")
+		}
+		return e.Next("free memory or disk on the host; a VM that begins in a snapshot has the snapshot's size")
+	}
 	if suggested["memory_gib"].(float64) > 0 && suggested["disk_gib"].(float64) > 0 {
 		e.Next("repeat create_instance with overrides {\"vm\": {\"cpus\": %v, \"memory_gib\": %v, \"disk_gib\": %v}}",
 			suggested["cpus"], suggested["memory_gib"], suggested["disk_gib"])
@@ -92,13 +101,12 @@ func round2(v float64) float64 { return math.Round(v*100) / 100 }
 // newHostCheck measures the host. That a figure cannot be had does not stop a
 // create: the check then counts it as plenty, and the log says so.
 func (s *Service) newHostCheck(ctx context.Context, root string, res *config.Resolved) hostCheck {
-	c := hostCheck{
-		workspaceRoot: root,
-		config:        res.Tree,
-		vm:            res.Config.VM,
-		cpus:          host.CPUs(),
-		touched:       s.touchedMemory(ctx),
-	}
+	return s.measureHost(ctx, hostCheck{workspaceRoot: root, config: res.Tree, vm: res.Config.VM})
+}
+
+func (s *Service) measureHost(ctx context.Context, c hostCheck) hostCheck {
+	c.cpus = host.CPUs()
+	c.touched = s.touchedMemory(ctx)
 	var err error
 	if c.available, err = host.MemoryAvailable(); err != nil {
 		s.log.Warn("available memory unknown", "error", err)

@@ -64,6 +64,7 @@ type Service struct {
 	rand     io.Reader
 	boot     time.Duration
 	instDir  string
+	snapDir  string
 	runDir   string
 
 	selection selection
@@ -73,7 +74,7 @@ type Service struct {
 
 	admitting atomic.Int64 // creates between the insertion of their lease and busy
 	busyMu    sync.Mutex
-	busyWith  map[string]int // leases that this process is moving
+	busyWith  map[string]int // leases and snapshots that this process is moving
 
 	// root ends when the service closes; background work hangs on it.
 	root   context.Context
@@ -115,6 +116,7 @@ func Open(ctx context.Context, o Options) (*Service, error) {
 		rand:     o.Rand,
 		boot:     o.BootTimeout,
 		instDir:  filepath.Join(o.Settings.Home, "instances"),
+		snapDir:  filepath.Join(o.Settings.Home, "snapshots"),
 		runDir:   runDir,
 	}
 	if s.log == nil {

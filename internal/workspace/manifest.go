@@ -49,6 +49,33 @@ func ForgetManifests(dir string) error {
 	return nil
 }
 
+// CopyManifests copies all manifests below one directory to another, which is
+// made. A guest that is a copy of another, taken afterwards, can then be synced
+// as if its syncs had been its own: a manifest that is older than its guest is
+// like one of a sync that was interrupted. A missing source is success.
+func CopyManifests(from, to string) error {
+	list, err := filepath.Glob(filepath.Join(from, "*.manifest"))
+	if err != nil || len(list) == 0 {
+		return err
+	}
+	if err := os.MkdirAll(to, 0o700); err != nil {
+		return err
+	}
+	for _, p := range list {
+		b, err := os.ReadFile(p)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err == nil {
+			err = os.WriteFile(filepath.Join(to, filepath.Base(p)), b, 0o600)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 func loadManifest(path string) map[string]*Ancestor {
 	info, err := os.Stat(path)
 	if err != nil || info.Size() > maxManifest {

@@ -1,0 +1,299 @@
+package sandbox
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"time"
+	"unicode/utf8"
+
+	"sandboxforge/internal/backend"
+	"sandboxforge/internal/config"
+	"sandboxforge/internal/fault"
+	"sandboxforge/internal/host"
+	"sandboxforge/internal/store"
+	"sandboxforge/internal/supervisor"
+	"sandboxforge/internal/workspace"
+)
+
+// A snapshot is a directory with the backend's saved state and, beside it, the
+// source's sync manifests. Its row is written first and goes last, as with
+// instances.
+
+// saveTimeout bounds the writing of a state. It takes seconds; a disk that is
+// busy with others takes longer.
+const saveTimeout = 5 * time.Minute
+
+// Bounds of what callers say about a snapshot, in characters.
+const (
+	maxSnapshotName        = 100
+	maxSnapshotDescription = 2000
+)
+
+func (s *Service) snapshotDir(id string) string { return filepath.Join(s.snapDir, id) }
+
+// stateDir is the backend's part of a snapshot's directory.
+func stateDir(snapshot string) string { return filepath.Join(snapshot, "state") }
+
+// syncDir is where a snapshot keeps its source's sync manifests.
+func syncDir(snapshot string) string { return filepath.Join(snapshot, "sync") }
+
+// SnapshotInstance saves the whole state of an instance, memory included, and
+// returns when it is complete. The instance stands still for a moment and goes
+// on. A failed or cancelled call leaves no snapshot; once the state is being
+// written, the write is finished behind a cancelled call and then removed.
+func (s *Service) SnapshotInstance(ctx context.Context, r SnapshotInstanceRequest) (*SnapshotInstanceResult, error) {
+	id := r.RequestID
+	r.RequestID = ""
+	return once(ctx, s, "snapshot_instance", id, r, func(ctx context.Context, req *store.Request) (*SnapshotInstanceResult, bool, error) {
+		return s.snapshotInstance(ctx, r, req)
+	})
+}
+
+func (s *Service) snapshotInstance(ctx context.Context, r SnapshotInstanceRequest, req *store.Request) (*SnapshotInstanceResult, bool, error) {
+	began := s.now()
+	if err := checkSnapshotText(r.Name, r.Description); err != nil {
+		return nil, false, err
+	}
+	if req != nil && req.SnapshotID != "" {
+		if sn, err := s.store.Snapshot(ctx, req.SnapshotID); err == nil && sn.Status == store.SnapshotReady {
+			return s.snapshotResult(ctx, sn, map[string]int64{})
+		}
+		if err := s.clearAttempt(ctx, req.SnapshotID); err != nil {
+			return nil, true, err
+		}
+	}
+	l, _, err := s.saveable(ctx, r.InstanceID)
+	if err != nil {
+		return nil, false, err
+	}
+	sn, _, done, err := s.beginSnapshot(ctx, l, store.NewSnapshot{
+		Kind: store.SnapshotKept, Name: r.Name, Description: r.Description, Request: req,
+	}, nil, store.Limits{})
+	if err != nil {
+		return nil, false, err
+	}
+	defer done()
+	timings := map[string]int64{"checks": s.now().Sub(began).Milliseconds()}
+	sn, err = s.save(ctx, sn, l)
+	s.record(ctx, "snapshot_instance", l.InstanceID, "", err, map[string]any{"snapshot_id": sn.SnapshotID, "pause_us": sn.Pause.Microseconds()})
+	if err != nil {
+		return nil, false, err
+	}
+	timings["total"] = s.now().Sub(began).Milliseconds()
+	return s.snapshotResult(ctx, sn, timings)
+}
+
+func (s *Service) snapshotResult(ctx context.Context, sn store.Snapshot, timings map[string]int64) (*SnapshotInstanceResult, bool, error) {
+	children, err := s.children(ctx)
+	if err != nil {
+		return nil, true, err
+	}
+	return &SnapshotInstanceResult{Snapshot: snapshotView(sn, children), TimingsMS: timings}, true, nil
+}
+
+func checkSnapshotText(name, description string) error {
+	for _, c := range []struct {
+		field, text string
+		most        int
+	}{{"name", name, maxSnapshotName}, {"description", description, maxSnapshotDescription}} {
+		if n := utf8.RuneCountInString(c.text); n > c.most {
+			return fault.New(fault.InvalidArgument, "%s has %d characters; at most %d are allowed", c.field, n, c.most)
+		}
+	}
+	return nil
+}
+
+// saveable returns a running instance whose backend can save its state.
+func (s *Service) saveable(ctx context.Context, instanceID string) (store.Lease, Selected, error) {
+	l, _, err := s.live(ctx, instanceID)
+	if err != nil {
+		return l, Selected{}, err
+	}
+	sel, err := s.backends.ByName(l.Backend)
+	if err != nil {
+		return l, sel, err
+	}
+	_, err = keeperOf(sel.Backend)
+	return l, sel, err
+}
+
+// keeperOf is a backend that can save states and begin in them.
+func keeperOf(b backend.Backend) (backend.StateKeeper, error) {
+	k, ok := b.(backend.StateKeeper)
+	if c := b.Capabilities(); !ok || !c.Snapshots || !c.Clones {
+		return nil, fault.New(fault.UnsupportedByBackend, "the %s backend cannot save the state of a running VM", b.Name()).
+			Because("snapshots and forks need memory snapshots and clones, see capabilities in list_instances").
+			Next("make further instances with create_instance instead")
+	}
+	return k, nil
+}
+
+// beginSnapshot admits a snapshot, with the leases of children where there are
+// to be any, before anything stands still. Until done is called they are this
+// call's.
+func (s *Service) beginSnapshot(ctx context.Context, l store.Lease, n store.NewSnapshot, children func(store.Snapshot) []store.NewLease, lim store.Limits) (sn store.Snapshot, leases []store.Lease, done func(), err error) {
+	if err := os.MkdirAll(s.snapDir, 0o700); err != nil {
+		return sn, nil, nil, fault.Wrap(err, fault.Internal, "the directory for snapshots cannot be made").
+			Next("make %s writable", s.snapDir)
+	}
+	n.InstanceID = l.InstanceID
+	n.Dir = s.snapshotDir
+	n.ReservedBytes = l.MemoryMiB << 20
+	free, err := host.DiskFree(s.snapDir)
+	if err != nil {
+		s.log.Warn("free disk unknown", "error", err)
+		free = math.MaxInt64
+	}
+	// One byte stands for none at all: 0 would be no limit.
+	left := max(1, free-int64(diskHeadroomGiB*gib))
+	s.admitting.Add(1)
+	defer s.admitting.Add(-1)
+	sn, leases, err = s.store.BeginSnapshot(ctx, n, store.SnapshotLimits{CapBytes: s.settings.SnapshotCap, FreeBytes: left}, children, lim)
+	if err != nil {
+		return sn, nil, nil, err
+	}
+	release := []func(){s.busy(sn.SnapshotID)}
+	for _, c := range leases {
+		release = append(release, s.busy(c.InstanceID))
+	}
+	return sn, leases, func() {
+		for _, f := range release {
+			f()
+		}
+	}, nil
+}
+
+// save writes the state of a snapshot that was begun, and makes it ready. When
+// it fails, nothing is left of the snapshot.
+func (s *Service) save(ctx context.Context, sn store.Snapshot, l store.Lease) (store.Snapshot, error) {
+	report(ctx, Progress{Stage: "save", Message: "saving the state of " + l.InstanceID})
+	type outcome struct {
+		sn  store.Snapshot
+		err error
+	}
+	saved := make(chan outcome)
+	busy := s.busy(sn.SnapshotID) // also when the caller is gone
+	s.wg.Go(func() {
+		defer busy()
+		work, cancel := detached(ctx, saveTimeout)
+		defer cancel()
+		var o outcome
+		if o.sn, o.err = s.write(work, sn, l); o.err != nil {
+			s.discard(work, sn)
+		}
+		select {
+		case saved <- o:
+		case <-ctx.Done(): // nobody waits for it any more
+			if o.err == nil {
+				s.discard(work, o.sn)
+			}
+		}
+	})
+	select {
+	case o := <-saved:
+		return o.sn, o.err
+	case <-ctx.Done():
+		return sn, fault.Wrap(context.Cause(ctx), fault.Cancelled, "saving %s was cancelled; what was written is removed", l.InstanceID)
+	}
+}
+
+// write makes the files of a snapshot.
+func (s *Service) write(ctx context.Context, sn store.Snapshot, l store.Lease) (store.Snapshot, error) {
+	err := os.MkdirAll(sn.Dir, 0o700)
+	if err == nil {
+		// Before the state: a manifest may be older than its guest, never newer.
+		err = workspace.CopyManifests(s.manifestDir(l), syncDir(sn.Dir))
+	}
+	if err != nil {
+		return sn, fault.Wrap(err, fault.Internal, "the snapshot's directory cannot be written").
+			Next("make %s writable, and look whether its disk is full", s.snapDir)
+	}
+	c, err := s.links.get(ctx, l.BackendInstanceName)
+	if err != nil {
+		return sn, s.unreachable(ctx, l, err)
+	}
+	st, err := c.Save(ctx, stateDir(sn.Dir), false)
+	if err != nil {
+		if errors.Is(err, supervisor.ErrNotRunning) || errors.Is(err, supervisor.ErrEnded) {
+			return sn, s.unreachable(ctx, l, err)
+		}
+		return sn, err
+	}
+	ready, err := s.store.MoveSnapshot(ctx, sn.SnapshotID, sn.Generation, store.SnapshotReady, &store.Saved{
+		Pause: st.Pause, MemoryBytes: st.MemoryBytes, DiskBytes: st.DiskBytes, Accelerator: st.Accelerator,
+	})
+	if err != nil {
+		return sn, err
+	}
+	s.log.Info("state saved", "snapshot", sn.SnapshotID, "instance", l.InstanceID, "pause", st.Pause)
+	return ready, nil
+}
+
+// childLease is the lease of an instance that begins in a snapshot: it takes
+// over what the guest already has.
+func childLease(sn store.Snapshot, expires time.Time) store.NewLease {
+	var spec leaseSpec
+	_ = json.Unmarshal(sn.Spec, &spec) // written by admit
+	spec.VM.From = stateDir(sn.Dir)
+	spec.VM.MemoryFile = false
+	if spec.Origin == "" {
+		spec.Origin = sn.InstanceID
+	}
+	text, _ := json.Marshal(spec) // it was JSON before
+	return store.NewLease{
+		Kind: store.KindInstance, Backend: sn.Backend, ProfileName: sn.ProfileName,
+		WorkspaceRoot: sn.WorkspaceRoot, WorkspaceID: sn.WorkspaceID, ExpiresAt: expires,
+		MemoryMiB: sn.VMMemoryMiB, DiskBytes: sn.VMDiskBytes, CPUs: sn.VMCPUs,
+		RuntimeName: sn.RuntimeName, RuntimeReady: sn.RuntimeReady, DockerCommand: sn.DockerCommand, RemotePath: sn.RemotePath,
+		Config: sn.Config, Spec: text, ParentSnapshot: sn.SnapshotID,
+	}
+}
+
+// childCheck is the hostCheck of a VM like l's. reserved bytes of the disk are
+// spoken for.
+func (s *Service) childCheck(ctx context.Context, memoryMiB, diskBytes int64, cpus int, root string, tree json.RawMessage, reserved int64) hostCheck {
+	c := hostCheck{
+		workspaceRoot: root, given: true,
+		vm: config.VMConfig{CPUs: cpus, MemoryGiB: float64(memoryMiB) / 1024, DiskGiB: float64(diskBytes) / gib},
+	}
+	_ = json.Unmarshal(tree, &c.config) // written by admit; only shown
+	c = s.measureHost(ctx, c)
+	c.diskFree = max(0, c.diskFree-reserved)
+	return c
+}
+
+// bringUpChild is bringUp for an instance that begins in a snapshot.
+func (s *Service) bringUpChild(ctx context.Context, sel Selected, sn store.Snapshot, l store.Lease, timings map[string]int64) (store.Lease, error) {
+	if err := workspace.CopyManifests(syncDir(sn.Dir), s.manifestDir(l)); err != nil {
+		return l, fault.Wrap(err, fault.Internal, "the sync manifests of %s cannot be copied", sn.SnapshotID)
+	}
+	// A state goes on under the accelerator that it was saved under.
+	sel.Report.Accelerator = sn.Accelerator
+	running, err := s.bringUp(ctx, sel, l, timings)
+	if errors.Is(err, backend.ErrStateUnfit) {
+		return running, unfit(sn, err)
+	}
+	return running, err
+}
+
+// unfit is the fault for a snapshot that cannot be used here any more.
+func unfit(sn store.Snapshot, err error) error {
+	return fault.Wrap(err, fault.BackendCommandFailed, "snapshot %s cannot be used", sn.SnapshotID).
+		Because("its files were changed or lost, or the hypervisor, the guest image or the host's CPU are not those that it was saved with").
+		Next("delete_snapshot %s, and make a new instance with create_instance", sn.SnapshotID).
+		With("snapshot_id", sn.SnapshotID)
+}
+
+// taskWarning says what becomes of the source's tasks in a child.
+func taskWarning(sn store.Snapshot) []string {
+	if sn.RunningTasks == 0 {
+		return nil
+	}
+	return []string{fmt.Sprintf("%d task(s) of %s were running when it was saved. Their processes go on in the new VM too, but are no tasks there: find them with ps in run_command.",
+		sn.RunningTasks, sn.InstanceID)}
+}
