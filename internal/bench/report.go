@@ -8,15 +8,16 @@ import (
 
 // Figure is one measured thing.
 type Figure struct {
-	Name   string  `json:"name"`
-	Unit   string  `json:"unit"`
-	N      int     `json:"n"`
-	P50    float64 `json:"p50"`
-	P95    float64 `json:"p95"`
-	Min    float64 `json:"min"`
-	Max    float64 `json:"max"`
-	How    string  `json:"how"` // the call or command that was timed
-	Detail string  `json:"detail,omitempty"`
+	Name string  `json:"name"`
+	Unit string  `json:"unit"`
+	N    int     `json:"n"`
+	P50  float64 `json:"p50"`
+	P95  float64 `json:"p95"`
+	Min  float64 `json:"min"`
+	Max  float64 `json:"max"`
+	How  string  `json:"how"` // the call or command that was timed
+	// Samples are what it is made of, in the order of their measurement.
+	Samples []float64 `json:"samples"`
 }
 
 // Report is one run.
@@ -29,6 +30,13 @@ type Report struct {
 	Accelerator string    `json:"accelerator"`
 	VM          string    `json:"vm"`
 	Figures     []Figure  `json:"figures"`
+	Took        []Took    `json:"took"`
+}
+
+// Took is how long a part of the run took.
+type Took struct {
+	Part    string  `json:"part"`
+	Seconds float64 `json:"seconds"`
 }
 
 // figure summarises samples. Percentiles are nearest-rank.
@@ -41,7 +49,7 @@ func figure(name, unit, how string, samples []float64) Figure {
 		}
 		return s[min(len(s)-1, max(0, int(p*float64(len(s))+0.9999)-1))]
 	}
-	return Figure{Name: name, Unit: unit, N: len(s), P50: rank(0.5), P95: rank(0.95), Min: rank(0), Max: rank(1), How: how}
+	return Figure{Name: name, Unit: unit, N: len(s), P50: rank(0.5), P95: rank(0.95), Min: rank(0), Max: rank(1), How: how, Samples: samples}
 }
 
 func ms(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }

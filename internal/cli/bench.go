@@ -2,26 +2,36 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
+	"path/filepath"
+	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 
+	"sandboxforge/internal/backends"
 	"sandboxforge/internal/bench"
 	"sandboxforge/internal/cli/ui"
 )
 
 func benchCommand(env *Env) *cobra.Command {
 	var asJSON bool
+	var svg string
 	var o bench.Options
 	cmd := &cobra.Command{
 		Use:   "bench",
-		Short: "Measure creates, commands, syncs and memory on this host",
-		Long: `Measure what a user waits for, through the real server over MCP: cold creates,
-the agent's answer, commands, a sync of many files, idle memory. Everything
+		Short: "Measure creates, forks, commands, syncs and memory on this host",
+		Long: `Measure what a user waits for, through the real server over MCP: cold, cloned and
+warm creates, several at once, forks, commands, syncs, idle memory. Everything
 happens in a state directory of its own, with the default guest image, and
-leaves nothing behind. Compare figures of one run only; machines differ.`,
+leaves nothing behind but the template. Compare figures of one run only;
+machines differ.
+
+Parts for --only: ` + strings.Join(bench.Parts(), ", ") + ".",
 		Args: noArgs,
 		RunE: interruptible(func(ctx context.Context, _ []string) error {
 			s, err := env.settings()
@@ -34,11 +44,17 @@ leaves nothing behind. Compare figures of one run only; machines differ.`,
 			progress := ui.NewProgress(env.Stderr, ui.ProgressOptions{})
 			defer progress.Close()
 			o.Settings, o.Environ, o.Version = s, os.Environ(), env.Version
+			o.Floor = backends.New(s, slog.New(slog.DiscardHandler)).Floor
 			o.Progress = func(step string) { progress.Update("measuring", step) }
 			r, err := bench.Run(ctx, o)
 			progress.Close()
 			if err != nil {
 				return err
+			}
+			if svg != "" {
+				if err := writePlots(svg, r); err != nil {
+					return err
+				}
 			}
 			if asJSON {
 				return writeJSON(env.Stdout, r)
@@ -46,17 +62,50 @@ leaves nothing behind. Compare figures of one run only; machines differ.`,
 			return printBench(env.Stdout, r)
 		}),
 	}
-	cmd.Flags().IntVar(&o.Creates, "creates", 3, "cold creates to measure, 1 to 100")
-	cmd.Flags().IntVar(&o.Files, "files", 2000, "files of 4 KiB in the sync, 1 to 100000")
+	cmd.Flags().IntVar(&o.Cold, "cold", 3, "cold creates to measure, 1 to 100")
+	cmd.Flags().IntVar(&o.Rounds, "rounds", 30, "rounds of what takes about a second or less, 1 to 1000")
+	cmd.Flags().IntVar(&o.Files, "files", 10_000, "files of 4 KiB in the sync, 1 to 100000")
+	cmd.Flags().IntVar(&o.BulkMiB, "bulk-mib", 1024, "size of the large file in the sync, 1 to 8192 MiB")
 	cmd.Flags().IntVar(&o.CPUs, "cpus", 0, "vCPUs of each VM (default: the configuration's)")
+	cmd.Flags().StringSliceVar(&o.Only, "only", nil, "run only these parts, comma-separated")
+	cmd.Flags().StringVar(&svg, "svg", "", "also write charts into this directory")
 	cmd.PreRunE = func(*cobra.Command, []string) error {
-		if o.Creates < 1 || o.Creates > 100 || o.Files < 1 || o.Files > 100_000 {
-			return usage(fmt.Errorf("--creates must be 1 to 100 and --files 1 to 100000"))
+		for _, b := range []struct {
+			flag     string
+			value    int
+			from, to int
+		}{{"cold", o.Cold, 1, 100}, {"rounds", o.Rounds, 1, 1000}, {"files", o.Files, 1, 100_000}, {"bulk-mib", o.BulkMiB, 1, 8192}} {
+			if b.value < b.from || b.value > b.to {
+				return usage(fmt.Errorf("--%s must be %d to %d", b.flag, b.from, b.to))
+			}
+		}
+		for _, p := range o.Only {
+			if !slices.Contains(bench.Parts(), p) {
+				return usage(fmt.Errorf("there is no part %q; the parts are %s", p, strings.Join(bench.Parts(), ", ")))
+			}
 		}
 		return nil
 	}
 	jsonFlag(cmd, &asJSON)
 	return cmd
+}
+
+// writePlots writes the charts of a report.
+func writePlots(dir string, r *bench.Report) error {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	for name, figures := range r.Plots() {
+		f, err := os.Create(filepath.Join(dir, name))
+		if err != nil {
+			return err
+		}
+		title := fmt.Sprintf("%s, %s/%s, %s", strings.TrimSuffix(name, ".svg"), r.Backend, r.Accelerator, r.VM)
+		if err := errors.Join(bench.Plot(f, title, figures), f.Close()); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func printBench(w io.Writer, r *bench.Report) error {

@@ -60,6 +60,22 @@ func Connect(ctx context.Context, server string, environ []string, version strin
 	return c, nil
 }
 
+// ConnectHTTP opens a session with a server that runs already and listens at a
+// URL. Close ends the session, not the server.
+func ConnectHTTP(ctx context.Context, url, version string) (*Client, error) {
+	c := &Client{log: &tail{max: 1}, progress: map[string]func(string){}}
+	m := mcp.NewClient(&mcp.Implementation{Name: "sandboxforge", Title: "SandboxForge", Version: version}, &mcp.ClientOptions{
+		Capabilities:                &mcp.ClientCapabilities{},
+		ProgressNotificationHandler: c.onProgress,
+	})
+	session, err := m.Connect(ctx, &mcp.StreamableClientTransport{Endpoint: url}, nil)
+	if err != nil {
+		return nil, fault.Wrap(err, fault.Internal, "cannot start a session with the server at %s", url)
+	}
+	c.session = session
+	return c, nil
+}
+
 func (c *Client) onProgress(_ context.Context, r *mcp.ProgressNotificationClientRequest) {
 	c.mu.Lock()
 	f := c.progress[fmt.Sprint(r.Params.ProgressToken)]
