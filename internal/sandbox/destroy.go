@@ -49,6 +49,7 @@ func (s *Service) DestroyInstance(ctx context.Context, r DestroyInstanceRequest)
 // processes may do it at once; each returns when the VM is confirmed gone.
 func (s *Service) teardown(ctx context.Context, l store.Lease, via store.Status, reason string, grace time.Duration) (store.Lease, error) {
 	defer s.busy(l.InstanceID)()
+	roomMade := false
 	for try := 0; ; try++ {
 		if l.Status.Terminal() {
 			return l, nil
@@ -65,7 +66,15 @@ func (s *Service) teardown(ctx context.Context, l store.Lease, via store.Status,
 			l = moved
 			break
 		}
-		if !errors.Is(err, store.ErrConflict) || try == 20 {
+		if fault.Is(err, fault.InsufficientDisk) && !roomMade {
+			// The disk is full, perhaps of this very VM, and the row cannot say
+			// first what is done next. Once the VM is gone there is room for it;
+			// until then the lease is one whose VM has ended.
+			roomMade = true
+			if rerr := s.removeVM(ctx, l, reason, grace); rerr != nil {
+				return l, errors.Join(err, rerr)
+			}
+		} else if !errors.Is(err, store.ErrConflict) || try == 20 {
 			return l, err
 		}
 		if l, err = s.store.Lease(ctx, l.InstanceID); err != nil {

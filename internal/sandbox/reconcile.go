@@ -344,7 +344,10 @@ func (s *Service) isBusy(id string) bool {
 // never share VMs. A database that is gone gives its claim up.
 func claimHome(home, db string) error {
 	mark := filepath.Join(home, "state", "lease-database")
-	if b, err := os.ReadFile(mark); err == nil && string(b) != db {
+	if b, err := os.ReadFile(mark); err == nil {
+		if string(b) == db {
+			return nil // and on a full disk too
+		}
 		other, err := os.Stat(string(b))
 		ours, oursErr := os.Stat(db)
 		switch {

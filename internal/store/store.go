@@ -141,14 +141,13 @@ func (s *Store) Alive(o Owner) bool { return o.samePlace(s.self) || s.alive(o) }
 func dsn(path string, readOnly bool) string {
 	q := url.Values{}
 	q.Set("_txlock", "immediate")
-	pragmas := []string{
-		"busy_timeout(250)",
-		"auto_vacuum(incremental)", // effective on a new file only
-		"journal_mode(wal)",
-		"synchronous(full)",
-		"foreign_keys(1)",
-		"journal_size_limit(8388608)",
+	pragmas := []string{"busy_timeout(250)"}
+	if st, err := os.Stat(path); err == nil && st.Size() == 0 {
+		// Effective on a new file only, and on any other a write, which a full
+		// disk refuses.
+		pragmas = append(pragmas, "auto_vacuum(incremental)")
 	}
+	pragmas = append(pragmas, "journal_mode(wal)", "synchronous(full)", "foreign_keys(1)", "journal_size_limit(8388608)")
 	if readOnly {
 		// A reader never waits for a writer under WAL; only recovery after a
 		// crash makes it wait.
