@@ -136,8 +136,9 @@ func TestImpossibleSizes(t *testing.T) {
 	}
 	for name, r := range map[string]*guestv1.ReadResponse{
 		"offset": {Offset: big, NextOffset: big}, "total": {TotalBytes: big}, "dropped": {Dropped: big},
+		"more than asked for": {Data: make([]byte, 11), NextOffset: 11, TotalBytes: 11},
 	} {
-		if _, err := lyingClient(t, &liar{read: r}).Read(t.Context(), "p", ReadRequest{Stream: Stdout}); !errors.Is(err, ErrProtocol) {
+		if _, err := lyingClient(t, &liar{read: r}).Read(t.Context(), "p", ReadRequest{Stream: Stdout, MaxBytes: 10}); !errors.Is(err, ErrProtocol) {
 			t.Errorf("read with %s: %v", name, err)
 		}
 	}

@@ -1,6 +1,7 @@
 package guest
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/hex"
@@ -329,7 +330,8 @@ func (c *Client) Read(ctx context.Context, id string, req ReadRequest) (Chunk, e
 	if err != nil {
 		return Chunk{}, fail(ctx, "read output", false, err)
 	}
-	if r.NextOffset != r.Offset+uint64(len(r.Data)) || r.NextOffset < r.Offset || len(r.Data) > 1<<20 ||
+	most := cmp.Or(req.TailBytes, req.MaxBytes, 64<<10)
+	if r.NextOffset != r.Offset+uint64(len(r.Data)) || r.NextOffset < r.Offset || uint64(len(r.Data)) > min(most, 1<<20) ||
 		max(r.NextOffset, r.TotalBytes, r.Dropped) > math.MaxInt64 || req.TailBytes == 0 && r.Offset < req.Offset {
 		return Chunk{}, protocolError("read output", "%d bytes at %d with next offset %d", len(r.Data), r.Offset, r.NextOffset)
 	}

@@ -9,6 +9,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"iter"
 	"os"
 	"path/filepath"
 	"strings"
@@ -241,6 +242,56 @@ func TestALyingGuestWritesNothingElse(t *testing.T) {
 			p.wantHost(map[string]string{"f": "1"})
 		})
 	}
+}
+
+// boaster announces files whose sizes together pass every integer.
+type boaster struct {
+	*dirGuest
+	t *testing.T
+}
+
+func (b boaster) Tree(ctx context.Context, r TreeRequest) iter.Seq2[Entry, error] {
+	return func(yield func(Entry, error) bool) {
+		for e, err := range b.dirGuest.Tree(ctx, r) {
+			if e.Type == TypeRegular {
+				e.Size = 1 << 62
+			}
+			if !yield(e, err) {
+				return
+			}
+		}
+	}
+}
+
+func (b boaster) GetTar(context.Context, GetTar) (io.ReadCloser, error) {
+	b.t.Error("files were asked for that no disk holds")
+	return nil, io.ErrUnexpectedEOF
+}
+
+func TestSizesThatNoDiskHolds(t *testing.T) {
+	p := newPair(t)
+	p.up()
+	for _, name := range []string{"a", "b", "c", "d/e"} {
+		write(t, p.guest, name, name)
+	}
+	p.req.Guest = boaster{p.g, t}
+	if _, err := Down(context.Background(), p.req, DownOptions{}); !fault.Is(err, fault.InsufficientDisk) {
+		t.Errorf("down: %v", err)
+	}
+	root, err := hostpath.OpenRoot(p.host)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer root.Close()
+	w := &hostWriter{root: root, base: ".", refused: &[]Problem{}, skipped: &[]Problem{}}
+	tree, names := Tree{}, map[string]string{}
+	for _, name := range []string{"a", "b", "c"} {
+		tree[name], names[name] = &Node{Kind: File, Stamp: Stamp{Size: 1 << 62}}, name
+	}
+	if err := w.fetch(context.Background(), p.req.Guest, "/", names, tree, nil); !fault.Is(err, fault.InsufficientDisk) {
+		t.Errorf("copy and collect: %v", err)
+	}
+	p.wantHost(map[string]string{})
 }
 
 func FuzzReceive(f *testing.F) {

@@ -121,7 +121,7 @@ func (d *downloader) run(ctx context.Context) error {
 		switch n := d.s.guest.tree[p]; n.Kind {
 		case File:
 			files = append(files, p)
-			need += n.Stamp.Size
+			need = plus(need, n.Stamp.Size)
 		case Symlink:
 			links = append(links, p)
 		case Dir:

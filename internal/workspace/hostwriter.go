@@ -153,7 +153,7 @@ func (w *hostWriter) fetch(ctx context.Context, g Guest, remote string, to map[s
 	var need int64
 	for p := range to {
 		names = append(names, p)
-		need += t[p].Stamp.Size
+		need = plus(need, t[p].Stamp.Size)
 	}
 	slices.SortFunc(names, comparePaths)
 	if err := checkFree(w.root.Path(), need); err != nil {

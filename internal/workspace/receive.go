@@ -7,6 +7,7 @@ import (
 	"errors"
 	"io"
 	"io/fs"
+	"math"
 	"path"
 	"strings"
 	"time"
@@ -48,13 +49,13 @@ func receiveSome(ctx context.Context, g Guest, root string, files []string, anno
 	var total int64
 	for _, p := range files {
 		left[p] = true
-		total += announced(p).Stamp.Size
+		total = plus(total, announced(p).Stamp.Size)
 		for d := path.Dir(p); !parents[d]; d = path.Dir(d) {
 			parents[d] = true
 		}
 	}
 	// Headers, padding and long names, generously.
-	bound := total + int64(len(files)+len(parents))*(16<<10) + 1<<20
+	bound := plus(total, int64(len(files)+len(parents))*(16<<10)+1<<20)
 	stream, err := g.GetTar(ctx, GetTar{Root: root, Paths: files, MaxBytes: uint64(bound)})
 	if err != nil {
 		return nil, guestFault(err, "files cannot be fetched from %q in the guest", root)
@@ -207,6 +208,15 @@ func checkFree(path string, need int64) error {
 			With("required_bytes", need).With("free_bytes", free)
 	}
 	return nil
+}
+
+// plus adds sizes that a guest announced: a sum that no disk holds must not
+// come out as a small one.
+func plus(a, b int64) int64 {
+	if a > math.MaxInt64-b {
+		return math.MaxInt64
+	}
+	return a + b
 }
 
 // minFree stays free on the host's disk, in bytes.
