@@ -27,13 +27,20 @@ func (s *Settings) InstanceDir(name string) string { return filepath.Join(s.VMDi
 // SyncDir holds the sync manifests of one VM; it goes with the VM.
 func (s *Settings) SyncDir(name string) string { return filepath.Join(s.InstanceDir(name), "sync") }
 
-// EnsureHome makes the state directories with mode 0700.
+// EnsureHome makes the state directories with mode 0700. Ones that are there
+// may be read by others but not written: who can replace the database, or a
+// VM's files, decides what this user's processes do.
 func (s *Settings) EnsureHome() error {
 	for _, dir := range []string{s.Home, s.StateDir(), s.VMDir(), s.ImageDir} {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
 			return fault.Wrap(err, fault.InvalidArgument, "the state directory %q cannot be made", dir).
 				Because("the file system is read-only or full, or another user owns the directory").
 				Next("set SANDBOXFORGE_HOME to a directory that this user can write")
+		}
+	}
+	for _, dir := range []string{s.Home, s.StateDir(), s.VMDir()} {
+		if err := keepOthersOut(dir, os.Geteuid()); err != nil {
+			return err
 		}
 	}
 	f, err := os.CreateTemp(s.StateDir(), ".write-test-*")
@@ -44,6 +51,35 @@ func (s *Settings) EnsureHome() error {
 	}
 	f.Close()
 	return os.Remove(f.Name())
+}
+
+// keepOthersOut takes other users' right to write away from a directory of
+// this user, and refuses one that another user than root owns.
+func keepOthersOut(dir string, uid int) error {
+	if runtime.GOOS == "windows" {
+		return nil // the access list of the user's profile does it
+	}
+	info, err := os.Stat(dir)
+	if err != nil {
+		return fault.Wrap(err, fault.InvalidArgument, "the state directory %q cannot be read", dir)
+	}
+	open := info.Mode().Perm()&0o022 != 0
+	switch {
+	case ownedBy(info, uid):
+		if !open {
+			return nil
+		}
+		if err := os.Chmod(dir, info.Mode().Perm()&^0o022); err != nil {
+			return fault.Wrap(err, fault.InvalidArgument, "the state directory %q can be written by other users", dir).
+				Next("run `chmod go-w %s`, or set SANDBOXFORGE_HOME to another directory", dir)
+		}
+		return nil
+	case ownedBy(info, 0) && !open:
+		return nil
+	}
+	return fault.New(fault.InvalidArgument, "the state directory %q is another user's, or other users can write it", dir).
+		Because("who can replace files there decides what the processes of this user do").
+		Next("set SANDBOXFORGE_HOME to a directory of this user")
 }
 
 // maxSocketDir leaves room for the longest names of sockets, a VM's with a

@@ -219,3 +219,37 @@ func TestEnsureHome(t *testing.T) {
 		t.Error("a home below a file is accepted")
 	}
 }
+
+// TestAHomeOthersCanWrite: it is closed to them, or refused where it is not
+// this user's.
+func TestAHomeOthersCanWrite(t *testing.T) {
+	if os.PathSeparator != '/' {
+		t.Skip("the access list of the user's profile does it")
+	}
+	for _, sub := range []string{"", "state", "vms"} {
+		s, err := settings(map[string]string{"HOME": "/h", "SANDBOXFORGE_HOME": filepath.Join(t.TempDir(), "sf")}, "linux")
+		if err != nil {
+			t.Fatal(err)
+		}
+		dir := filepath.Join(s.Home, sub)
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chmod(dir, 0o777); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.EnsureHome(); err != nil {
+			t.Fatal(err)
+		}
+		if info, err := os.Stat(dir); err != nil || info.Mode().Perm() != 0o755 {
+			t.Errorf("%q: %v, %v", sub, info.Mode(), err)
+		}
+	}
+	uid := os.Geteuid()
+	if err := keepOthersOut(t.TempDir(), uid+1); (err == nil) != (uid == 0) {
+		t.Errorf("a directory of user %d, to another: %v", uid, err)
+	}
+	if err := keepOthersOut("/tmp", uid+1); err == nil {
+		t.Error("a directory that all can write, and that is another's, is accepted")
+	}
+}
