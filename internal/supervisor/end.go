@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"os"
 	"path/filepath"
 	"time"
 )
@@ -101,7 +102,33 @@ func parseEnd(b []byte) (*End, error) {
 	return &e, nil
 }
 
+// reserveFile holds the room for a record without output: a full disk must not
+// keep an end from being recorded.
+const (
+	reserveFile  = "end.reserve"
+	reserveBytes = 16 << 10
+)
+
+func reserveEnd(dir string) error {
+	return writeAtomic(filepath.Join(dir, reserveFile), bytes.Repeat([]byte("room for the end\n"), reserveBytes/17))
+}
+
+// writeEnd records the end, without what the tasks printed if there is no room
+// for that.
 func writeEnd(dir string, e *End) error {
+	err := writeRecord(dir, e)
+	reserve := os.Remove(filepath.Join(dir, reserveFile))
+	if err == nil || reserve != nil {
+		return err
+	}
+	short := *e
+	short.Tasks, short.Console = nil, ""
+	short.Detail = printable([]byte(e.Detail), 2<<10)
+	short.TasksMissing = printable([]byte("what the tasks printed could not be kept: "+err.Error()), 1<<10)
+	return writeRecord(dir, &short)
+}
+
+func writeRecord(dir string, e *End) error {
 	if e.Tasks == nil {
 		e.Tasks = []TaskEnd{}
 	}

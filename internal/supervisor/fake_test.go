@@ -282,7 +282,8 @@ func (a *fakeAgent) List(context.Context, *guestv1.ListRequest) (*guestv1.ListRe
 
 func (a *fakeAgent) Read(_ context.Context, r *guestv1.ReadRequest) (*guestv1.ReadResponse, error) {
 	if r.Id == "build" {
-		return &guestv1.ReadResponse{Data: []byte(strings.Repeat("x", 100<<10)), NextOffset: 100 << 10}, nil // more than asked
+		n := min(r.TailBytes, 1<<20)
+		return &guestv1.ReadResponse{Data: []byte(strings.Repeat("x", int(n))), Offset: 1<<20 - n, NextOffset: 1 << 20, TotalBytes: 1 << 20}, nil
 	}
 	if r.Stream == guestv1.Stream_STREAM_STDOUT {
 		return &guestv1.ReadResponse{}, nil

@@ -159,6 +159,9 @@ func mainRun(spec string) int {
 		return failed(fault.Wrap(err, fault.Internal, "the supervisor's log cannot be written"))
 	}
 	log := newLogger(w, o.LogLevel)
+	if err := reserveEnd(o.Dir); err != nil {
+		log.Warn("no room is set aside for the record of the end", "error", err)
+	}
 	b, err := openBackend(o.Backend)
 	if err != nil {
 		return failed(err)
