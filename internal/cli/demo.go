@@ -15,6 +15,7 @@ import (
 	"sandboxforge/internal/doctor"
 	"sandboxforge/internal/fault"
 	"sandboxforge/internal/image"
+	"sandboxforge/internal/sandbox"
 )
 
 const serverName = "sandboxforge-mcp-server"
@@ -97,6 +98,17 @@ func runDemo(ctx context.Context, env *Env, dir string, keep, asJSON bool) (*dem
 			}
 			_, cached, err := buildImage(ctx, image.Store{Dir: s.ImageDir}, recipe, progress)
 			return cached, err
+		}
+		if s.Templates {
+			o.EnsureTemplate = func(ctx context.Context, root string, progress func(stage, text string)) (made bool, err error) {
+				err = env.withService(ctx, func(ctx context.Context, svc Service) error {
+					ctx = sandbox.WithProgress(ctx, func(p sandbox.Progress) { progress(p.Stage, p.Message) })
+					r, err := svc.WarmTemplate(ctx, sandbox.WarmTemplateRequest{WorkspaceRoot: root})
+					made = err == nil && r.Made
+					return err
+				})
+				return made, err
+			}
 		}
 	}
 	return demo.Run(ctx, o)

@@ -73,14 +73,14 @@ counts as destroyed. A unique beginning of an id is enough.`,
 		}),
 	}
 	cmd.Flags().BoolVarP(&force, "force", "f", false, "kill the VM at once instead of letting the guest shut down")
-	cmd.Flags().BoolVar(&all, "all", false, "every instance of this user, also of other sessions")
+	cmd.Flags().BoolVar(&all, "all", false, "every instance of this user, also of other sessions, and the pool's VMs")
 	jsonFlag(cmd, &asJSON)
 	return cmd
 }
 
 // destroyTargets resolves every reference before anything is destroyed.
 func destroyTargets(ctx context.Context, svc Service, refs []string, all bool) ([]string, error) {
-	list, err := svc.ListInstances(ctx, sandbox.ListInstancesRequest{IncludeExpired: !all})
+	list, err := svc.ListInstances(ctx, sandbox.ListInstancesRequest{IncludeExpired: !all, IncludeInternal: true})
 	if err != nil {
 		return nil, err
 	}

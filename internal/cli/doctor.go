@@ -79,7 +79,7 @@ func (e *Env) doctorOptions() doctor.Options {
 			return nil, err
 		}
 		defer svc.Close()
-		return svc.ListInstances(ctx, sandbox.ListInstancesRequest{})
+		return svc.ListInstances(ctx, sandbox.ListInstancesRequest{IncludeInternal: true})
 	}
 	return o
 }

@@ -23,6 +23,10 @@ type Service interface {
 	Exec(context.Context, sandbox.ExecOptions) (*sandbox.ExecResult, error)
 	Console(context.Context, sandbox.ConsoleRequest) (*sandbox.ConsoleResult, error)
 	GC(context.Context) (*sandbox.GCResult, error)
+	WarmTemplate(context.Context, sandbox.WarmTemplateRequest) (*sandbox.WarmTemplateResult, error)
+	ListTemplates(context.Context) (*sandbox.ListTemplatesResult, error)
+	RemoveTemplate(ctx context.Context, prefix string) (*sandbox.TemplateInfo, error)
+	RemoveUnfitTemplates(context.Context) error
 	Close() error
 }
 

@@ -5,6 +5,7 @@ import (
 	"context"
 	"log/slog"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 
@@ -18,6 +19,7 @@ import (
 type fakeService struct {
 	instances []sandbox.Instance
 	tasks     []sandbox.Task
+	templates []sandbox.TemplateInfo
 
 	mu        sync.Mutex
 	destroyed []string
@@ -82,7 +84,25 @@ func (f *fakeService) Console(context.Context, sandbox.ConsoleRequest) (*sandbox
 }
 
 func (f *fakeService) GC(context.Context) (*sandbox.GCResult, error) { return f.gc, nil }
-func (f *fakeService) Close() error                                  { return nil }
+func (f *fakeService) WarmTemplate(context.Context, sandbox.WarmTemplateRequest) (*sandbox.WarmTemplateResult, error) {
+	return &sandbox.WarmTemplateResult{Template: f.templates[0], Made: true, DurationMS: 41_000}, nil
+}
+
+func (f *fakeService) ListTemplates(context.Context) (*sandbox.ListTemplatesResult, error) {
+	return &sandbox.ListTemplatesResult{Dir: "/images/templates", Templates: f.templates}, nil
+}
+
+func (f *fakeService) RemoveTemplate(_ context.Context, prefix string) (*sandbox.TemplateInfo, error) {
+	for _, t := range f.templates {
+		if strings.HasPrefix(t.Key, prefix) {
+			return &t, nil
+		}
+	}
+	return nil, fault.New(fault.InvalidArgument, "there is no template %q", prefix)
+}
+
+func (f *fakeService) RemoveUnfitTemplates(context.Context) error { return nil }
+func (f *fakeService) Close() error                               { return nil }
 
 // run runs one command line on the fake.
 func (f *fakeService) run(t *testing.T, args ...string) (code int, stdout, stderr string) {

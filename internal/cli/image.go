@@ -35,7 +35,7 @@ type imageInfo struct {
 func imageCommand(env *Env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "image",
-		Short: "Build, list, inspect and remove guest images",
+		Short: "Build, warm, list, inspect and remove guest images",
 		Long: `Guest images are what VMs of the qemu backend boot: a kernel, an initrd and a
 root file system, made from a distribution's packages by a recipe. There are two
 recipes: default (systemd, Docker, git) and minimal (kernel and agent only, for
@@ -43,7 +43,7 @@ tests). An image is built once and cached by the digest of its recipe.`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(imageBuildCommand(env), imageListCommand(env), imageInspectCommand(env), imageRmCommand(env))
+	cmd.AddCommand(imageBuildCommand(env), imageWarmCommand(env), imageListCommand(env), imageInspectCommand(env), imageRmCommand(env))
 	return cmd
 }
 
@@ -231,7 +231,7 @@ func imageRmCommand(env *Env) *cobra.Command {
 		Use:     "rm NAME[@DIGEST]...",
 		Aliases: []string{"remove"},
 		Short:   "Remove guest images",
-		Long:    "Remove guest images. An image that a VM uses stays, unless --force is given.",
+		Long:    "Remove guest images, and the templates made of them. An image that a VM uses\nstays, unless --force is given.",
 		Args:    atLeast(1),
 		RunE: interruptible(func(ctx context.Context, args []string) error {
 			store, err := env.images()
@@ -261,6 +261,10 @@ func imageRmCommand(env *Env) *cobra.Command {
 					fmt.Fprintf(env.Stdout, "removed %s %s\n", info.Name, short(info.Digest))
 				}
 			}
+			// Their disks lie on the images'.
+			if err := env.withService(ctx, func(ctx context.Context, svc Service) error { return svc.RemoveUnfitTemplates(ctx) }); err != nil {
+				return err
+			}
 			if asJSON {
 				return writeJSON(env.Stdout, struct {
 					Removed []imageInfo `json:"removed"`
@@ -283,7 +287,7 @@ func (e *Env) imageUsers(ctx context.Context, force bool) (func(*image.Image) (s
 	}
 	var by string
 	err := e.withService(ctx, func(ctx context.Context, svc Service) error {
-		list, err := svc.ListInstances(ctx, sandbox.ListInstancesRequest{})
+		list, err := svc.ListInstances(ctx, sandbox.ListInstancesRequest{IncludeInternal: true})
 		if err == nil && len(list.Instances) > 0 {
 			by = list.Instances[0].InstanceID
 		}

@@ -18,11 +18,13 @@ func psCommand(env *Env) *cobra.Command {
 		Use:     "ps",
 		Aliases: []string{"list"},
 		Short:   "List instances",
-		Long:    "List the instances that may have a VM, the newest first; with --all also those that have ended.",
-		Args:    noArgs,
+		Long: `List the instances that may have a VM, the newest first; with --all also those
+that have ended. VMs of SandboxForge's own are listed too: those of the pool,
+which wait to become an instance, and those that are made into a template.`,
+		Args: noArgs,
 		RunE: interruptible(func(ctx context.Context, _ []string) error {
 			return env.withService(ctx, func(ctx context.Context, svc Service) error {
-				list, err := svc.ListInstances(ctx, sandbox.ListInstancesRequest{IncludeExpired: all})
+				list, err := svc.ListInstances(ctx, sandbox.ListInstancesRequest{IncludeExpired: all, IncludeInternal: true})
 				if err != nil {
 					return err
 				}
@@ -62,9 +64,12 @@ func printInstances(out, notes io.Writer, list *sandbox.ListInstancesResult, now
 }
 
 // statusText is the lease's status, with what the VM itself says where that
-// is something else.
+// is something else, and what it is for where that is not an instance.
 func statusText(in sandbox.Instance) string {
 	s := in.Status
+	if in.Kind != "" && in.Kind != "instance" {
+		s = in.Kind + ", " + s
+	}
 	if ended(in) {
 		if in.EndReason != "" && in.EndReason != in.Status {
 			s += " (" + in.EndReason + ")"

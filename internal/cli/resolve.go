@@ -17,7 +17,7 @@ func ended(in sandbox.Instance) bool {
 // a unique beginning of the hexadecimal part, with or without inst_ or agent-.
 // Live instances win over ended ones.
 func resolveInstance(ctx context.Context, svc Service, ref string) (sandbox.Instance, error) {
-	all, err := svc.ListInstances(ctx, sandbox.ListInstancesRequest{IncludeExpired: true})
+	all, err := svc.ListInstances(ctx, sandbox.ListInstancesRequest{IncludeExpired: true, IncludeInternal: true})
 	if err != nil {
 		return sandbox.Instance{}, err
 	}

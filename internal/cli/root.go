@@ -60,7 +60,7 @@ its command's exit code.`,
 		&cobra.Group{ID: "host", Title: "The host:"},
 		&cobra.Group{ID: "instance", Title: "Instances:"},
 	)
-	for _, c := range []*cobra.Command{doctorCommand(env), imageCommand(env), demoCommand(env), gcCommand(env), benchCommand(env)} {
+	for _, c := range []*cobra.Command{doctorCommand(env), imageCommand(env), templateCommand(env), demoCommand(env), gcCommand(env), benchCommand(env)} {
 		c.GroupID = "host"
 		root.AddCommand(c)
 	}

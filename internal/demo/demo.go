@@ -34,6 +34,9 @@ type Options struct {
 	Out io.Writer
 	// EnsureImage makes the guest image if it is missing; nil: nothing to make.
 	EnsureImage func(ctx context.Context, progress func(stage, text string)) (cached bool, err error)
+	// EnsureTemplate makes the template that the workspace's VM begins in if it
+	// is missing; nil: nothing to make.
+	EnsureTemplate func(ctx context.Context, root string, progress func(stage, text string)) (made bool, err error)
 	// Processes lists the processes on this host that belong to the VM called
 	// name; nil where that cannot be told.
 	Processes func(name string) ([]int, error)

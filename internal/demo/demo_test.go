@@ -62,6 +62,13 @@ func TestDemoRunsToItsEnd(t *testing.T) {
 		progress("packages", "one")
 		return false, nil
 	}
+	o.EnsureTemplate = func(_ context.Context, root string, progress func(string, string)) (bool, error) {
+		if _, err := os.Stat(filepath.Join(root, ".sandboxforge.toml")); err != nil {
+			t.Error(err)
+		}
+		progress("boot", "one")
+		return true, nil
+	}
 	r, err := Run(t.Context(), o)
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out)

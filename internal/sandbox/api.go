@@ -44,12 +44,14 @@ type CreateInstanceResult struct {
 
 // ListInstancesRequest asks for the instances there are.
 type ListInstancesRequest struct {
-	IncludeExpired bool `json:"include_expired,omitempty" jsonschema:"Default false: only instances that may still have a VM. True: also destroyed and expired ones."`
+	IncludeExpired  bool `json:"include_expired,omitempty" jsonschema:"Default false: only instances that may still have a VM. True: also destroyed and expired ones."`
+	IncludeInternal bool `json:"include_internal,omitempty" jsonschema:"Default false. True: also VMs of SandboxForge's own: those that wait to become an instance (kind pool) and those that are made into a template (kind template)."`
 }
 
 // Instance is one row of list_instances.
 type Instance struct {
 	InstanceID          string               `json:"instance_id"`
+	Kind                string               `json:"kind"` // instance, pool or template
 	BackendName         string               `json:"backend_name"`
 	ProfileName         string               `json:"profile_name"`
 	WorkspaceRoot       string               `json:"workspace_root"`

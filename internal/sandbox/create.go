@@ -48,6 +48,7 @@ func (s *Service) CreateInstance(ctx context.Context, r CreateInstanceRequest) (
 
 func (s *Service) createInstance(ctx context.Context, r CreateInstanceRequest, req *store.Request) (*CreateInstanceResult, bool, error) {
 	began := s.now()
+	defer s.pool.create()()
 	if req != nil && req.InstanceID != "" {
 		if res, changed, err := s.resumeCreate(ctx, r, req); res != nil || err != nil {
 			return res, changed, err
@@ -74,37 +75,95 @@ func (s *Service) createInstance(ctx context.Context, r CreateInstanceRequest, r
 		return nil, false, err
 	}
 	timings := map[string]int64{"checks": s.now().Sub(began).Milliseconds()}
-
-	// From its insertion on the lease is this call's: the sweeper of this
-	// process must not take it for an abandoned one.
-	s.admitting.Add(1)
-	lease, err := s.admit(ctx, r, root, ttl, sel, res, req)
-	if err != nil {
-		s.admitting.Add(-1)
+	if err := s.roomForOne(ctx); err != nil {
 		return nil, false, err
 	}
-	done := s.busy(lease.InstanceID)
-	s.admitting.Add(-1)
-	defer done()
-	log := s.log.With("instance", lease.InstanceID)
-	log.Info("creating instance", "workspace", root, "backend", lease.Backend, "expires", lease.ExpiresAt)
-
-	lease, err = s.bringUp(ctx, sel, lease, timings)
+	spec := vmSpec(res.Config.VM)
+	from, err := s.originOf(ctx, sel, spec, timings)
 	if err != nil {
-		log.Warn("create failed", "error", err)
-		s.undoCreate(ctx, lease, err)
-		f := fault.From(err)
-		s.record(ctx, "create_instance", lease.InstanceID, "", f, nil)
-		return nil, false, f
+		return nil, false, err
 	}
+	if from.template != nil {
+		spec.From = from.template.State
+	}
+
+	lease, warnings, done, err := s.obtain(ctx, r, root, ttl, sel, res, spec, from, req, timings)
+	if err != nil {
+		return nil, false, err
+	}
+	defer done()
 	timings["total"] = s.now().Sub(began).Milliseconds()
 	out := s.createResult(lease, sel, r, timings)
+	out.Warnings = warnings
 
 	if err := s.bootstrap(ctx, lease, r, out, began, req != nil); err != nil {
 		return nil, true, err
 	}
-	s.record(ctx, "create_instance", lease.InstanceID, "", nil, map[string]any{"timings_ms": timings})
+	s.record(ctx, "create_instance", lease.InstanceID, "", nil, map[string]any{"timings_ms": timings, "start_kind": lease.StartKind, "warnings": warnings})
 	return out, true, nil
+}
+
+// obtain returns a running VM with its lease: a ready one of the pool, or else a
+// new one. When it fails nothing is left. The caller calls done when it has
+// finished with the lease.
+func (s *Service) obtain(ctx context.Context, r CreateInstanceRequest, root string, ttl time.Duration, sel Selected, res *config.Resolved, spec backend.Spec, from origin, req *store.Request, timings map[string]int64) (lease store.Lease, warnings []string, done func(), err error) {
+	n, err := s.newLease(r, root, ttl, sel, res, spec, req)
+	if err != nil {
+		return lease, nil, nil, err
+	}
+	if from.template != nil {
+		defer s.pool.use(s.now(), sel, spec)
+		lease, done, err = s.claimReady(ctx, sel, spec, n, timings)
+		if err == nil {
+			s.log.Info("ready VM claimed", "instance", lease.InstanceID, "workspace", root, "expires", lease.ExpiresAt)
+		}
+		if !errors.Is(err, store.ErrNoneReady) {
+			return lease, nil, done, err
+		}
+	}
+	check := s.newHostCheck(ctx, root, res)
+	for {
+		// From its insertion on the lease is this call's: the sweeper of this
+		// process must not take it for an abandoned one.
+		s.admitting.Add(1)
+		lease, err = s.store.Admit(ctx, n, store.Limits{MaxInstances: s.settings.MaxInstances, Decide: check.decide})
+		if err == nil {
+			break
+		}
+		s.admitting.Add(-1)
+		if !noRoom(err) || !s.shrinkPool(ctx, shapeOf(spec)) {
+			return lease, nil, nil, err
+		}
+		check = s.newHostCheck(ctx, root, res)
+	}
+	done = s.busy(lease.InstanceID)
+	s.admitting.Add(-1)
+	log := s.log.With("instance", lease.InstanceID)
+	log.Info("creating instance", "workspace", root, "backend", lease.Backend, "expires", lease.ExpiresAt)
+	lease, warnings, err = s.bringUpFrom(ctx, sel, lease, from, timings)
+	if err != nil {
+		log.Warn("create failed", "error", err)
+		s.undoCreate(ctx, lease, err)
+		done()
+		f := fault.From(err)
+		s.record(ctx, "create_instance", lease.InstanceID, "", f, nil)
+		return lease, nil, nil, f
+	}
+	return lease, warnings, done, nil
+}
+
+// roomForOne refuses early what admit would refuse: a create may wait for its
+// template before it is admitted.
+func (s *Service) roomForOne(ctx context.Context) error {
+	return s.store.Room(ctx, store.Limits{MaxInstances: s.settings.MaxInstances})
+}
+
+// vmSpec is the VM that a configuration asks for.
+func vmSpec(vm config.VMConfig) backend.Spec {
+	return backend.Spec{
+		CPUs: vm.CPUs, MemoryMiB: vm.MemoryMiB(), DiskBytes: vm.DiskBytes(), Arch: vm.GOARCH(),
+		Image: vm.Image, Template: vm.Template, VMType: vm.VMType,
+	}
 }
 
 // bootstrap prepares the workspace of a new instance, if that was asked for,
@@ -181,43 +240,35 @@ func (s *Service) resumeCreate(ctx context.Context, r CreateInstanceRequest, req
 	return nil, err != nil, err
 }
 
-// admit inserts the lease if the cap and the host allow it.
-func (s *Service) admit(ctx context.Context, r CreateInstanceRequest, root string, ttl time.Duration, sel Selected, res *config.Resolved, req *store.Request) (store.Lease, error) {
-	check := s.newHostCheck(ctx, root, res)
-	vm := res.Config.VM
+// newLease is the lease of an instance that is asked for.
+func (s *Service) newLease(r CreateInstanceRequest, root string, ttl time.Duration, sel Selected, res *config.Resolved, vm backend.Spec, req *store.Request) (store.NewLease, error) {
 	tree, err := json.Marshal(res.Tree)
 	if err != nil {
-		return store.Lease{}, fault.Wrap(err, fault.Internal, "the configuration cannot be recorded")
+		return store.NewLease{}, fault.Wrap(err, fault.Internal, "the configuration cannot be recorded")
 	}
 	overrides, err := json.Marshal(r.Overrides)
 	if err != nil {
-		return store.Lease{}, fault.Wrap(err, fault.InvalidArgument, "overrides cannot be recorded")
+		return store.NewLease{}, fault.Wrap(err, fault.InvalidArgument, "overrides cannot be recorded")
 	}
-	spec, err := json.Marshal(leaseSpec{
-		VM: backend.Spec{
-			CPUs: vm.CPUs, MemoryMiB: vm.MemoryMiB(), DiskBytes: vm.DiskBytes(), Arch: vm.GOARCH(),
-			Image: vm.Image, Template: vm.Template, VMType: vm.VMType,
-		},
-		Overrides: overrides,
-	})
+	spec, err := json.Marshal(leaseSpec{VM: vm, Overrides: overrides})
 	if err != nil {
-		return store.Lease{}, fault.Wrap(err, fault.Internal, "the VM's specification cannot be recorded")
+		return store.NewLease{}, fault.Wrap(err, fault.Internal, "the VM's specification cannot be recorded")
 	}
-	return s.store.Admit(ctx, store.NewLease{
+	return store.NewLease{
 		Kind:          store.KindInstance,
 		Backend:       sel.Backend.Name(),
 		ProfileName:   "default",
 		WorkspaceRoot: root,
 		WorkspaceID:   hostpath.WorkspaceID(root),
 		ExpiresAt:     s.now().Add(ttl),
-		MemoryMiB:     vm.MemoryMiB(),
-		DiskBytes:     vm.DiskBytes(),
+		MemoryMiB:     vm.MemoryMiB,
+		DiskBytes:     vm.DiskBytes,
 		CPUs:          vm.CPUs,
 		AutoBootstrap: orDefault(r.AutoBootstrap, true),
 		Config:        tree,
 		Spec:          spec,
 		Request:       req,
-	}, store.Limits{MaxInstances: s.settings.MaxInstances, Decide: check.decide})
+	}, nil
 }
 
 // leaseSpec is what a lease remembers of the request that made it.
@@ -227,6 +278,17 @@ type leaseSpec struct {
 	// Origin is the instance whose names the guest still has, for example that
 	// of its Docker network: the first of its lineage.
 	Origin string `json:"origin,omitempty"`
+	// Shape is what a pool's VM can become, see package store's Claim.
+	Shape string `json:"shape,omitempty"`
+}
+
+// patch records a changed spec.
+func (l leaseSpec) patch() (store.Patch, error) {
+	b, err := json.Marshal(l)
+	if err != nil {
+		return store.Patch{}, fault.Wrap(err, fault.Internal, "the VM's specification cannot be recorded")
+	}
+	return store.Patch{Spec: b}, nil
 }
 
 func (l leaseSpec) overrides() map[string]any {

@@ -92,6 +92,11 @@ func (s *Service) peek(ctx context.Context, instanceID string) (store.Lease, *gu
 	if err != nil {
 		return store.Lease{}, nil, s.ended(ctx, instanceID, err)
 	}
+	if l.Kind != store.KindInstance {
+		return store.Lease{}, nil, fault.New(fault.InstanceNotFound, "%s is a VM of SandboxForge's own (%s), not an instance", instanceID, l.Kind).
+			Because("it waits to become an instance, or is made into a template").
+			Next("call create_instance: it uses what is ready")
+	}
 	c, err := s.links.get(ctx, l.BackendInstanceName)
 	if err != nil {
 		return store.Lease{}, nil, s.unreachable(ctx, l, err)

@@ -50,6 +50,9 @@ func (s *Service) ListInstances(ctx context.Context, r ListInstancesRequest) (*L
 		}
 	}
 	for _, l := range leases {
+		if l.Kind != store.KindInstance && !r.IncludeInternal {
+			continue
+		}
 		out.Instances = append(out.Instances, s.instanceView(l, vms))
 	}
 
@@ -77,7 +80,7 @@ const listPatience = 5 * time.Second
 
 func (s *Service) instanceView(l store.Lease, vms map[string]backend.Info) Instance {
 	v := Instance{
-		InstanceID: l.InstanceID, BackendName: l.Backend, ProfileName: l.ProfileName,
+		InstanceID: l.InstanceID, Kind: string(l.Kind), BackendName: l.Backend, ProfileName: l.ProfileName,
 		WorkspaceRoot: l.WorkspaceRoot, WorkspaceID: l.WorkspaceID, Status: string(l.Status),
 		CreatedAt: isoTime(l.CreatedAt), ExpiresAt: isoTime(l.ExpiresAt), LastUsedAt: stamp(l.LastUsedAt),
 		OwnerSession: l.OwnerSession, SSHPort: port(l.SSHPort), BackendInstanceName: l.BackendInstanceName,

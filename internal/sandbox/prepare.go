@@ -165,12 +165,10 @@ func (s *Service) waitDocker(ctx context.Context, g *guest.Client, patience time
 	defer cancel()
 	e := docker.NewEngine(g.DialContext)
 	defer e.Close()
-	if _, err := g.Stat(wait, "/usr/bin/dockerd", false); errors.Is(err, guest.ErrNotFound) {
-		if _, err := g.Stat(wait, "/usr/sbin/dockerd", false); errors.Is(err, guest.ErrNotFound) {
-			return fault.New(fault.RuntimeNotReady, "this guest has no Docker").
-				Because("its image was built from a recipe without Docker").
-				Next("set vm.image to an image with Docker (the default one), or pass auto_bootstrap: false")
-		}
+	if has, err := hasDocker(wait, g); err == nil && !has {
+		return fault.New(fault.RuntimeNotReady, "this guest has no Docker").
+			Because("its image was built from a recipe without Docker").
+			Next("set vm.image to an image with Docker (the default one), or pass auto_bootstrap: false")
 	}
 	began := time.Now()
 	for pause := 20 * time.Millisecond; ; pause = min(2*pause, time.Second) {
@@ -195,6 +193,20 @@ func (s *Service) waitDocker(ctx context.Context, g *guest.Client, patience time
 				Next("look at `journalctl -u docker` with run_command")
 		}
 	}
+}
+
+// hasDocker reports whether the guest has an engine that could answer.
+func hasDocker(ctx context.Context, g *guest.Client) (bool, error) {
+	for _, path := range []string{"/usr/bin/dockerd", "/usr/sbin/dockerd"} {
+		_, err := g.Stat(ctx, path, false)
+		if err == nil {
+			return true, nil
+		}
+		if !errors.Is(err, guest.ErrNotFound) {
+			return false, err
+		}
+	}
+	return false, nil
 }
 
 // findWorkspacePath makes the first of the usual places that the guest's user

@@ -79,6 +79,7 @@ func (s *Service) GC(ctx context.Context) (*GCResult, error) {
 	s.reconcileVMs(ctx, res)
 	s.reconcileDirs(ctx, res)
 	s.reconcileSnapshots(ctx, res)
+	s.sweepTemplates(ctx, res)
 	return res, ctx.Err()
 }
 
@@ -99,6 +100,13 @@ func (s *Service) reconcileLease(ctx context.Context, l store.Lease, res *GCResu
 		}
 		s.finish(ctx, l, via, reason, res)
 	case store.Running:
+		if l.Kind == store.KindTemplate && !s.atWork(l) {
+			s.finish(ctx, l, store.Destroying, "the process that was making a template ended", res)
+			return
+		}
+		if l.Kind == store.KindPool && s.reconcileReady(ctx, l, res) {
+			return
+		}
 		s.reconcileRunning(ctx, l, res)
 	}
 }
@@ -165,6 +173,20 @@ func (s *Service) reconcileRunning(ctx context.Context, l store.Lease, res *GCRe
 			return
 		}
 		s.finish(ctx, l, store.Destroying, "its supervisor died", res)
+	}
+}
+
+// sweepTemplates removes what killed makers of templates left, and the files of
+// former templates that no VM needs any more.
+func (s *Service) sweepTemplates(ctx context.Context, res *GCResult) {
+	sel, ok := s.selection.peek()
+	if !ok {
+		return // an unprobed backend may have to be tried out first
+	}
+	if st := s.templateStore(sel); st != nil {
+		if err := st.Sweep(ctx); err != nil {
+			res.failed(GCAction{Action: "list", Name: st.Dir, Reason: "the templates cannot be looked at"}, err)
+		}
 	}
 }
 
@@ -243,8 +265,9 @@ func (s *Service) claimed(ctx context.Context, name string) bool {
 }
 
 // StartSweeper reconciles at once and then at the configured interval until
-// the service closes.
+// the service closes, and keeps the pool of ready VMs filled.
 func (s *Service) StartSweeper() {
+	s.keepPool()
 	s.wg.Go(func() {
 		tick := time.NewTicker(s.settings.SweeperInterval)
 		defer tick.Stop()

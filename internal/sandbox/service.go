@@ -68,6 +68,8 @@ type Service struct {
 	runDir   string
 
 	selection selection
+	templates templates
+	pool      pool
 	sweeping  sweeping
 
 	links links

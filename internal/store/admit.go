@@ -76,6 +76,17 @@ func (s *Store) Usage(ctx context.Context) (Usage, error) {
 	return u, s.explain(err, "counting instances")
 }
 
+// Room is the error with which Admit would refuse one more instance now, nil if
+// it would not. Decide is not asked.
+func (s *Store) Room(ctx context.Context, lim Limits) error {
+	u, err := s.Usage(ctx)
+	if err != nil {
+		return err
+	}
+	lim.Decide = nil
+	return lim.check(NewLease{Kind: KindInstance}, u)
+}
+
 func usage(ctx context.Context, q querier) (Usage, error) {
 	live, err := leases(ctx, q, LeaseFilter{})
 	if err != nil {

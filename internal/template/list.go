@@ -136,6 +136,23 @@ func (s *Store) remove(ctx context.Context, i Info) error {
 	return nil
 }
 
+// RemoveUnfit takes out of force what the backend finds unfit.
+func (s *Store) RemoveUnfit(ctx context.Context) error {
+	all, err := s.List(ctx)
+	if err != nil {
+		return err
+	}
+	for _, i := range all {
+		if i.Retired {
+			continue
+		}
+		if _, err := s.look(ctx, i.Key); err != nil && !errors.Is(err, ErrMissing) {
+			return err
+		}
+	}
+	return s.Sweep(ctx)
+}
+
 // Evict removes the least recently used templates until the rest fits into
 // CapBytes, but never one that is in use, and not the one called keep. What
 // does not fit all the same is said in the log.

@@ -39,13 +39,12 @@ type Store struct {
 
 // Description says what a template is of. Everything but Key is for people.
 type Description struct {
-	Key       string   `json:"key"` // hex, at least 16 digits: a digest of all that must agree
-	Backend   string   `json:"backend"`
-	Image     string   `json:"image"`
-	Arch      string   `json:"arch,omitempty"`
-	CPUs      int      `json:"cpus"`
-	MemoryMiB int64    `json:"memory_mib"`
-	Ready     []string `json:"ready,omitempty"` // what answers in it: agent, docker
+	Key       string `json:"key"` // hex, at least 16 digits: a digest of all that must agree
+	Backend   string `json:"backend"`
+	Image     string `json:"image"`
+	Arch      string `json:"arch,omitempty"`
+	CPUs      int    `json:"cpus"`
+	MemoryMiB int64  `json:"memory_mib"`
 }
 
 // Template is a template in force.

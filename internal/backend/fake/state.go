@@ -149,6 +149,22 @@ func (b *Backend) resume(name string) error {
 	return err
 }
 
+// StateUsers returns the directories of the VMs and saved states that need the
+// saved state in dir.
+func (b *Backend) StateUsers(ctx context.Context, dir string) ([]string, error) {
+	l, err := b.locked(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer l.Unlock()
+	all, err := users(dir)
+	var dirs []string
+	for _, u := range all {
+		dirs = append(dirs, u.Dir)
+	}
+	return dirs, err
+}
+
 // RemoveState implements backend.StateKeeper.
 func (b *Backend) RemoveState(ctx context.Context, dir string) error {
 	if err := b.unsupported(); err != nil {

@@ -1,0 +1,233 @@
+package sandbox
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"sandboxforge/internal/backend"
+	"sandboxforge/internal/fault"
+	"sandboxforge/internal/store"
+	"sandboxforge/internal/template"
+)
+
+// templateContent is what makeTemplate makes ready, as part of the key: raise
+// the number when that changes.
+const templateContent = "1: agent, docker if the image has it, idle"
+
+// How long a kind of VM boots after its template could not be made, so that not
+// every create pays for the same failure. A template that somebody asks for by
+// name (WarmImage) is tried all the same.
+const templateRest = 10 * time.Minute
+
+// templates is what the service knows of templates beyond the disk.
+type templates struct {
+	mu     sync.Mutex
+	making map[string]*shared[*template.Template] // by key
+	failed map[string]templateFailure             // by key
+}
+
+type templateFailure struct {
+	at     time.Time
+	reason string
+}
+
+// origin is where a new VM begins.
+type origin struct {
+	template *template.Template // nil: it boots
+	// why says why it boots although its backend could do better; "" if it
+	// could not, or nobody wants it to.
+	why string
+}
+
+// templateStore is the templates of a backend; nil where there are none.
+func (s *Service) templateStore(sel Selected) *template.Store {
+	keeper, ok := sel.Backend.(backend.StateKeeper)
+	if !ok || !s.settings.Templates || !sel.Backend.Capabilities().Clones {
+		return nil
+	}
+	return s.templatesOf(keeper)
+}
+
+func (s *Service) templatesOf(keeper backend.StateKeeper) *template.Store {
+	return &template.Store{
+		Dir: filepath.Join(s.settings.ImageDir, "templates"), Keeper: keeper,
+		CapBytes: s.settings.TemplateCap, Logger: s.log,
+	}
+}
+
+// templateSpec is the VM that a template for VMs of spec is made of. Its disk
+// is as small as the image allows, since a clone's can only be larger.
+func templateSpec(spec backend.Spec) backend.Spec {
+	spec.Name, spec.Hostname, spec.From = "", "", ""
+	spec.DiskBytes, spec.MemoryFile = 0, true
+	return spec
+}
+
+// templateKey names everything that must agree between a template and a clone.
+func templateKey(ctx context.Context, st *template.Store, spec backend.Spec) (string, error) {
+	spec = templateSpec(spec)
+	spec.Name = "template" // any name will do, and some is needed
+	k, err := st.Keeper.StateKey(ctx, spec)
+	if err != nil {
+		return "", err
+	}
+	sum := sha256.Sum256([]byte(templateContent + "\x00" + k))
+	return hex.EncodeToString(sum[:]), nil
+}
+
+// originOf finds the template for a new VM, and makes it if it is missing. That
+// there is none in the end is no error: the VM boots then, and the origin says
+// why. The error is ctx's.
+func (s *Service) originOf(ctx context.Context, sel Selected, spec backend.Spec, timings map[string]int64) (origin, error) {
+	st := s.templateStore(sel)
+	if st == nil {
+		return origin{}, nil
+	}
+	began := s.now()
+	t, made, err := s.findTemplate(ctx, st, sel, spec, false)
+	what := "template"
+	if made {
+		what = "template_make"
+	}
+	timings[what] = s.now().Sub(began).Milliseconds()
+	switch {
+	case err == nil:
+		return origin{template: t}, nil
+	case ctx.Err() != nil:
+		return origin{}, fault.Wrap(context.Cause(ctx), fault.Cancelled, "create_instance was cancelled while its template was made").
+			Next("call create_instance again: the template is still being made, and is used when it is ready")
+	}
+	o := origin{why: reasonOf(err)}
+	s.log.Warn("no template, the VM boots", "reason", o.why)
+	return o, nil
+}
+
+// reasonOf is an error in one line.
+func reasonOf(err error) string {
+	f := fault.From(err)
+	msg := f.Message
+	if f.Code == fault.Internal && msg == "" {
+		msg = err.Error()
+	}
+	if f.Cause != "" {
+		msg += ": " + f.Cause
+	}
+	return strings.Join(strings.Fields(msg), " ")
+}
+
+// findTemplate returns the template for VMs of spec, and whether it had to be
+// waited for. anew: a recent failure does not keep it from being tried again.
+func (s *Service) findTemplate(ctx context.Context, st *template.Store, sel Selected, spec backend.Spec, anew bool) (t *template.Template, waited bool, err error) {
+	key, err := templateKey(ctx, st, spec)
+	if err != nil {
+		return nil, false, err
+	}
+	t, err = st.Find(ctx, key)
+	if err == nil || !errors.Is(err, template.ErrMissing) {
+		return t, false, err
+	}
+	if err != template.ErrMissing {
+		s.record(ctx, "template_unfit", "", "", nil, map[string]any{"key": key, "reason": err.Error()})
+	}
+	w, err := s.joinMaking(st, sel, spec, key, anew)
+	if err != nil {
+		return nil, false, err
+	}
+	report(ctx, Progress{Stage: "template", Message: "the first VM of its kind is made into a template, which takes a boot; later ones start in its clones"})
+	t, err = w.wait(ctx)
+	return t, true, err
+}
+
+// joinMaking joins the making of a template in this process, or starts it.
+func (s *Service) joinMaking(st *template.Store, sel Selected, spec backend.Spec, key string, anew bool) (*shared[*template.Template], error) {
+	n := &s.templates
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if w := n.making[key]; w != nil {
+		return w, nil
+	}
+	if f, ok := n.failed[key]; ok && !anew {
+		if ago := s.now().Sub(f.at); ago < templateRest {
+			return nil, fault.New(fault.RuntimeNotReady, "its template could not be made %s ago (%s), and is tried again %s after that",
+				ago.Round(time.Second), f.reason, templateRest)
+		}
+	}
+	w := newShared[*template.Template]()
+	if n.making == nil {
+		n.making, n.failed = map[string]*shared[*template.Template]{}, map[string]templateFailure{}
+	}
+	n.making[key] = w
+	s.wg.Go(func() {
+		began := s.now()
+		var made bool
+		w.val, made, w.err = s.makeTemplate(WithProgress(s.root, func(p Progress) { w.report(p.Stage, p.Message) }), st, sel, spec, key)
+		n.mu.Lock()
+		delete(n.making, key)
+		delete(n.failed, key)
+		// A host that has no room now may have some at the next call, and is
+		// asked in no time.
+		if w.err != nil && s.root.Err() == nil && !noRoom(w.err) {
+			n.failed[key] = templateFailure{s.now(), reasonOf(w.err)}
+		}
+		n.mu.Unlock()
+		if made || w.err != nil {
+			s.record(s.root, "template_make", "", "", w.err, map[string]any{
+				"key": key, "image": spec.Image, "cpus": spec.CPUs, "memory_mib": spec.MemoryMiB, "duration_ms": s.now().Sub(began).Milliseconds()})
+		}
+		close(w.done)
+	})
+	return w, nil
+}
+
+// noRoom: it was the host that refused.
+func noRoom(err error) bool {
+	return fault.Is(err, fault.InsufficientHostResources) || fault.Is(err, fault.InsufficientDisk)
+}
+
+// bringUpFrom is bringUp for a lease whose VM begins in o. If a clone does not
+// come up, its template is taken out of force and the same lease's VM boots;
+// the returned warnings say so.
+func (s *Service) bringUpFrom(ctx context.Context, sel Selected, lease store.Lease, o origin, timings map[string]int64) (store.Lease, []string, error) {
+	var warnings []string
+	if o.why != "" {
+		warnings = append(warnings, "the VM was booted instead of cloned: "+o.why)
+	}
+	began := s.now()
+	up, err := s.bringUp(ctx, sel, lease, timings)
+	if err == nil || o.template == nil || ctx.Err() != nil || fault.Is(err, fault.InsufficientDisk) {
+		return up, warnings, err
+	}
+	if now, lerr := s.store.Lease(ctx, lease.InstanceID); lerr != nil || now.Status != store.Creating || now.Generation != lease.Generation {
+		return up, warnings, err // somebody else owns it
+	}
+	reason := reasonOf(err)
+	s.log.Warn("a clone did not come up, the VM boots", "instance", lease.InstanceID, "template", o.template.Key, "reason", reason)
+	report(ctx, Progress{Stage: "template", Message: "the clone did not come up; booting instead"})
+	if rerr := s.removeVM(ctx, lease, "its clone did not come up", 0); rerr != nil {
+		return lease, warnings, errors.Join(err, rerr)
+	}
+	if derr := s.templateStore(sel).Discard(ctx, o.template, "a clone of it did not come up: "+reason); derr != nil {
+		s.log.Warn("an unfit template stays in force", "key", o.template.Key, "error", derr)
+	}
+	s.record(ctx, "template_unfit", lease.InstanceID, "", nil, map[string]any{"key": o.template.Key, "reason": reason})
+	spec := specOf(lease)
+	spec.VM.From, spec.Shape = "", ""
+	patch, err := spec.patch()
+	if err != nil {
+		return lease, warnings, err
+	}
+	if _, err := s.store.Update(ctx, lease.InstanceID, patch); err != nil {
+		return lease, warnings, err
+	}
+	lease.Spec = patch.Spec
+	timings["failed_clone"] = s.now().Sub(began).Milliseconds()
+	up, err = s.bringUp(ctx, sel, lease, timings)
+	return up, append(warnings, fmt.Sprintf("the VM was booted instead of cloned: a clone of its template did not come up (%s)", reason)), err
+}
