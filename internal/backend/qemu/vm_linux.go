@@ -71,7 +71,19 @@ const lastWords = 10 * time.Second
 func (v *vm) watch() {
 	defer close(v.done)
 	var reason string
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel()
+	full := make(chan struct{}, 1)
+	wg.Go(func() { v.resume(ctx, full) })
 	for e := range v.control.Events() {
+		if diskFull(e) {
+			select {
+			case full <- struct{}{}:
+			default: // told already
+			}
+		}
 		if e.Name == "SHUTDOWN" {
 			var d struct{ Reason string }
 			if json.Unmarshal(e.Data, &d) == nil && d.Reason != "" {
