@@ -127,7 +127,7 @@ func (s *dnsServer) resolve(q question) (r dnsmessage.Message) {
 		return r
 	}
 	name := plainName(q.q.Name)
-	if d := s.config.Policy.Name(withoutService(name)); !d.Allow {
+	if d := s.policy().Name(withoutService(name)); !d.Allow {
 		s.deny(deniedName, "dns", netip.AddrPort{}, []string{name}, d.Reason)
 		r.RCode = dnsmessage.RCodeNameError
 		return r

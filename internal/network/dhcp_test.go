@@ -76,7 +76,7 @@ func TestDHCP(t *testing.T) {
 		o := dhcpOptions(t, f)
 		m := f[ethernetHeader+ipv4Header+udpHeader:]
 		if o[optType] != string(c.want) || o[optServer] != optionGateway || string(m[4:8]) != "\xde\xad\xbe\xef" ||
-			netip.AddrFrom4([4]byte(f[30:34])) != netip.MustParseAddr(c.to) || ^checksum(f[14:34]) != 0 {
+			netip.AddrFrom4([4]byte(f[30:34])) != netip.MustParseAddr(c.to) || ^internetSum(f[14:34]) != 0 {
 			t.Errorf("%s: %x", c.name, f)
 		}
 		if c.want == dhcpNak {

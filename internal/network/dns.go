@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/netip"
 	"sync"
 	"time"
 
@@ -29,10 +30,11 @@ const (
 	dnsConnIdle   = 10 * time.Second
 )
 
+var dnsAddress = netip.AddrPortFrom(GatewayAddress, dnsPort)
+
 // dnsServer is the guest's only resolver, on port 53 of the gateway.
 type dnsServer struct {
 	*Network
-	udp     *gonet.UDPConn
 	tcp     *gonet.TCPListener
 	lookups chan struct{} // a place for each
 	conns   chan struct{} // a place for each
@@ -43,58 +45,40 @@ func (n *Network) serveDNS() (*dnsServer, error) {
 	s := &dnsServer{Network: n, lookups: make(chan struct{}, maxLookups), conns: make(chan struct{}, maxDNSConns)}
 	at := tcpip.FullAddress{NIC: nic, Addr: stackAddress(GatewayAddress), Port: dnsPort}
 	var err error
-	if s.udp, err = gonet.DialUDP(n.stack, &at, nil, ipv4.ProtocolNumber); err != nil {
-		return nil, fmt.Errorf("network: %w", err)
-	}
 	if s.tcp, err = gonet.ListenTCP(n.stack, at, ipv4.ProtocolNumber); err != nil {
 		return nil, fmt.Errorf("network: %w", err)
 	}
-	for _, serve := range []func(){s.serveUDP, s.serveTCP} {
-		if !n.enter() {
-			return nil, net.ErrClosed
-		}
-		go func() {
-			defer n.leave()
-			serve()
-		}()
-	}
+	n.working.Add(1) // nobody can have closed n yet
+	go func() {
+		defer n.leave()
+		s.serveTCP()
+	}()
 	return s, nil
 }
 
-// close ends serveUDP and serveTCP; their connections end with the stack.
-func (s *dnsServer) close() {
-	s.udp.SetDeadline(time.Unix(1, 0))
-	s.tcp.Shutdown()
-}
+// close ends serveTCP; its connections end with the network's context.
+func (s *dnsServer) close() { s.tcp.Shutdown() }
 
-func (s *dnsServer) serveUDP() {
-	var lookups sync.WaitGroup
-	defer lookups.Wait()
-	buf := make([]byte, maxQuestion)
-	for {
-		size, from, err := s.udp.ReadFrom(buf)
-		if err != nil {
-			select {
-			case <-s.ctx.Done():
-				return
-			case <-time.After(100 * time.Millisecond):
-				continue
-			}
-		}
-		select {
-		case s.lookups <- struct{}{}:
-		default:
-			s.counters.questionsLost.Add(1)
-			continue
-		}
-		question := append([]byte(nil), buf[:size]...)
-		lookups.Go(func() {
-			defer func() { <-s.lookups }()
-			if a := s.answer(question, true); a != nil {
-				s.udp.WriteTo(a, from)
-			}
-		})
+// datagram takes a question that came by UDP and does not block.
+func (s *dnsServer) datagram(port uint16, question []byte) {
+	if len(question) > maxQuestion || !s.enter() {
+		s.counters.questionsLost.Add(1)
+		return
 	}
+	select {
+	case s.lookups <- struct{}{}:
+	default:
+		s.leave()
+		s.counters.questionsLost.Add(1)
+		return
+	}
+	go func() {
+		defer s.leave()
+		defer func() { <-s.lookups }()
+		if a := s.answer(question, true); a != nil {
+			s.sendUDP(dnsAddress, port, a)
+		}
+	}()
 }
 
 func (s *dnsServer) serveTCP() {

@@ -127,7 +127,7 @@ func (g *testGuest) answerTo(frame []byte) []byte {
 
 func pingOf(id uint16) []byte {
 	p := []byte{icmpEcho, 0, 0, 0, byte(id >> 8), byte(id), 0, 1}
-	sum := ^checksum(p)
+	sum := ^internetSum(p)
 	p[2], p[3] = byte(sum>>8), byte(sum)
 	return p
 }

@@ -2,7 +2,9 @@ package network
 
 import (
 	"context"
+	"maps"
 	"net/netip"
+	"slices"
 	"sync"
 )
 
@@ -77,6 +79,12 @@ func (fs *flows) remove(f *flow) {
 	} else {
 		fs.udp--
 	}
+}
+
+func (fs *flows) list() []*flow {
+	fs.mu.Lock()
+	defer fs.mu.Unlock()
+	return slices.Collect(maps.Keys(fs.open))
 }
 
 func (fs *flows) count() (tcp, udp int) {

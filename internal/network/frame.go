@@ -4,7 +4,7 @@ import (
 	"encoding/binary"
 	"net/netip"
 
-	ipchecksum "gvisor.dev/gvisor/pkg/tcpip/checksum"
+	"gvisor.dev/gvisor/pkg/tcpip/checksum"
 )
 
 const (
@@ -40,10 +40,10 @@ func appendIPv4(b []byte, protocol byte, src, dst netip.Addr, payload int) []byt
 	s, d := src.As4(), dst.As4()
 	b = append(b, s[:]...)
 	b = append(b, d[:]...)
-	sum := ^checksum(b[at:])
+	sum := ^internetSum(b[at:])
 	b[at+10], b[at+11] = byte(sum>>8), byte(sum)
 	return b
 }
 
-// checksum is the Internet checksum's sum of b, not yet inverted.
-func checksum(b []byte) uint16 { return ipchecksum.Checksum(b, 0) }
+// internetSum is the Internet checksum's sum of b, not yet inverted.
+func internetSum(b []byte) uint16 { return checksum.Checksum(b, 0) }

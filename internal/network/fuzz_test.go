@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"runtime"
 	"testing"
+	"time"
 
 	"golang.org/x/net/dns/dnsmessage"
 	"gvisor.dev/gvisor/pkg/buffer"
@@ -85,7 +86,7 @@ func frames(script []byte, each func([]byte)) {
 			at := int(how >> 6)
 			f := frameOf(protocol, to, body)
 			f[20], f[21], f[24], f[25] = flags[at], how, 0, 0
-			sum := ^checksum(f[14:34])
+			sum := ^internetSum(f[14:34])
 			f[24], f[25] = byte(sum>>8), byte(sum)
 			each(f)
 		}
@@ -103,7 +104,7 @@ func transportSum(f []byte) uint16 {
 	if len(body)%2 == 1 {
 		body = append(body, 0)
 	}
-	return ^checksum(append(pseudo, body...))
+	return ^internetSum(append(pseudo, body...))
 }
 
 // bounded fails if anything that a guest can make grow has passed its bound.
@@ -113,8 +114,11 @@ func (n *Network) bounded(t testing.TB) {
 	n.link.queue.mu.Lock()
 	waiting := len(n.link.queue.pending) + n.link.queue.writing
 	n.link.queue.mu.Unlock()
-	if s.TCPFlows > maxTCPFlows || s.UDPFlows > maxUDPFlows || s.PinnedAddrs > pinnedAddresses || len(n.Denials()) > denialsKept || waiting > queueLimit {
-		t.Errorf("out of bounds: %+v, %d denials, %d bytes wait", s, len(n.Denials()), waiting)
+	n.udp.mu.Lock()
+	backlog := n.udp.backlog
+	n.udp.mu.Unlock()
+	if backlog > udpBacklog || s.TCPFlows > maxTCPFlows || s.UDPFlows > maxUDPFlows || s.PinnedAddrs > pinnedAddresses || len(n.Denials()) > denialsKept || waiting > queueLimit {
+		t.Errorf("out of bounds: %+v, %d denials, %d and %d bytes wait", s, len(n.Denials()), waiting, backlog)
 	}
 }
 
@@ -161,7 +165,7 @@ func FuzzDHCP(f *testing.F) {
 		if v, _ := classify(frame); v != toDHCP && len(b) > 0 {
 			t.Fatalf("verdict %d", v)
 		}
-		if a := answerDHCP(frame, DefaultMTU); a != nil && (len(a) > 600 || ^checksum(a[14:34]) != 0) {
+		if a := answerDHCP(frame, DefaultMTU); a != nil && (len(a) > 600 || ^internetSum(a[14:34]) != 0) {
 			t.Errorf("answer %x", a)
 		}
 	})
@@ -197,6 +201,64 @@ func FuzzDNS(f *testing.F) {
 	})
 }
 
+// heap is what is on the heap that is not garbage, in bytes.
+func heap() uint64 {
+	runtime.GC()
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return m.HeapAlloc
+}
+
+// TestFloods sends what costs the sender little and a careless receiver memory:
+// empty datagrams to a socket, first fragments without a second, connections to
+// a destination that never answers.
+func TestFloods(t *testing.T) {
+	noLeaks(t)
+	w := &world{hang: map[string]bool{public: true}}
+	w.serveUDP(t, "198.51.100.7:53")
+	n := bareNetwork(t, Config{Dialer: w, DialTimeout: time.Hour})
+	datagram := frameOf(protoUDP, "198.51.100.7", udpTo(53))
+	var flood = map[string]func(i int) []byte{
+		"empty datagrams": func(int) []byte { return datagram },
+		"fragments": func(i int) []byte {
+			f := frameOf(protoUDP, "198.51.100.7", udpTo(53, 1, 2, 3, 4, 5, 6, 7, 8), at(18, byte(i>>8), byte(i), 0x20, 0), at(33, byte(i>>16)))
+			f[24], f[25] = 0, 0
+			sum := ^internetSum(f[14:34])
+			f[24], f[25] = byte(sum>>8), byte(sum)
+			return f
+		},
+		"connections": func(i int) []byte {
+			f := syn("198.51.100.7", 80)
+			f[34], f[35] = byte(i>>8), byte(i)
+			f[50], f[51] = 0, 0
+			sum := transportSum(f)
+			f[50], f[51] = byte(sum>>8), byte(sum)
+			return f
+		},
+	}
+	n.link.input(buffer.NewViewWithData(datagram))
+	before := heap()
+	for what, frame := range flood {
+		for i := range 200000 {
+			n.link.input(buffer.NewViewWithData(frame(i)))
+			if i%50000 == 0 {
+				n.bounded(t)
+			}
+		}
+		if after := heap(); after > before+24<<20 {
+			t.Errorf("%s: the heap grew from %d to %d bytes", what, before, after)
+		}
+	}
+	if s := n.Stats(); s.TCPFlows != maxDials || s.UDPFlows != 1 || s.DatagramsLost == 0 {
+		t.Errorf("stats %+v", s)
+	}
+	n.Close()
+	if n.udp.backlog != 0 {
+		t.Errorf("%d bytes still wait", n.udp.backlog)
+	}
+}
+
 // TestHostileFrames throws noise that looks like traffic at the whole stack:
 // nothing panics, and nothing is kept.
 func TestHostileFrames(t *testing.T) {
@@ -204,13 +266,6 @@ func TestHostileFrames(t *testing.T) {
 	n := bareNetwork(t, Config{})
 	seed := rand.NewPCG(1, 2)
 	random := rand.New(seed)
-	heap := func() uint64 {
-		runtime.GC()
-		runtime.GC()
-		var m runtime.MemStats
-		runtime.ReadMemStats(&m)
-		return m.HeapAlloc
-	}
 	script := make([]byte, 0, 512)
 	throw := func(count int) {
 		for range count {

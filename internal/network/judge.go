@@ -47,11 +47,32 @@ func (n *Network) judge(f *flow) bool {
 		return false
 	}
 	names := n.pins.names(address)
-	d := n.config.Policy.Flow(Flow{Protocol: f.protocol, Destination: f.destination, Names: names})
+	d := n.policy().Flow(Flow{Protocol: f.protocol, Destination: f.destination, Names: names})
 	if !d.Allow {
 		n.deny(deniedPolicy, f.protocol, f.destination, names, d.Reason)
 	}
 	return d.Allow
+}
+
+// policy is the present one.
+func (n *Network) policy() Policy { return *n.rules.Load() }
+
+// SetPolicy puts p in the place of the present policy; nil is Open. Flows that
+// are open are judged anew, those that no longer pass are ended with a reset,
+// and their number is returned. What the stack had already taken for the guest
+// may still arrive, at most a megabyte of each flow.
+func (n *Network) SetPolicy(p Policy) (cut int) {
+	if p == nil {
+		p = Open{}
+	}
+	n.rules.Store(&p)
+	for _, f := range n.flows.list() {
+		if !n.judge(f) {
+			f.cut()
+			cut++
+		}
+	}
+	return cut
 }
 
 // deny counts a denial and notes it for the log and for Denials.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"gvisor.dev/gvisor/pkg/tcpip/stack"
@@ -22,10 +23,12 @@ type Network struct {
 	counters counters
 	link     *link
 	stack    *stack.Stack
+	rules    atomic.Pointer[Policy]
 	denied   denied
 	pins     pins
 	denials  denials
 	flows    flows
+	udp      udpFlows
 	dns      *dnsServer
 
 	ctx    context.Context // ends when Close begins
@@ -48,7 +51,9 @@ func New(c Config) (*Network, error) {
 	n := &Network{config: c, gone: make(chan struct{})}
 	n.denied = denied{exceptions: c.Exceptions, host: hostAddresses{list: c.Interfaces}}
 	n.denials.log = c.Log
+	n.rules.Store(&c.Policy)
 	n.flows = newFlows()
+	n.udp.open = map[udpKey]*udpFlow{}
 	n.ctx, n.cancel = context.WithCancel(context.Background())
 	n.link = newLink(c.MTU, &n.counters, n.filtered)
 	if n.stack, err = newStack(n.link); err != nil {
@@ -56,7 +61,7 @@ func New(c Config) (*Network, error) {
 		return nil, err
 	}
 	n.stack.SetTransportProtocolHandler(tcp.ProtocolNumber, tcp.NewForwarder(n.stack, bufferDefault, maxDials, n.forwardTCP).HandlePacket)
-	n.stack.SetTransportProtocolHandler(udp.ProtocolNumber, udp.NewForwarder(n.stack, n.forwardUDP).HandlePacket)
+	n.stack.SetTransportProtocolHandler(udp.ProtocolNumber, n.handleUDP)
 	if n.dns, err = n.serveDNS(); err != nil {
 		n.Close()
 		return nil, err

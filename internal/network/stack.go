@@ -22,8 +22,10 @@ const (
 	bufferDefault = 256 << 10
 	bufferMax     = 1 << 20
 
-	// timeWait is short: on a wire of one hop no old segment turns up later.
-	timeWait = 2 * time.Second
+	// timeWait is short: on a wire of one hop no old segment turns up later,
+	// and while it lasts the stack takes no new connection of the same ports,
+	// which a guest's containers may well open.
+	timeWait = time.Millisecond
 )
 
 var quiet sync.Once

@@ -21,6 +21,9 @@ type Stats struct {
 	UDPOpened          uint64
 	DialsFailed        uint64 // refused, unreachable or too slow; not denied
 
+	// DatagramsLost of the guest came faster than the host's sockets took them.
+	DatagramsLost uint64
+
 	Questions     uint64 // DNS questions of the guest
 	QuestionsLost uint64 // dropped: too many at once, or not a question
 	LookupsFailed uint64 // the host's resolver did not answer
@@ -52,13 +55,13 @@ type Denied struct {
 
 // counters are the growing part of Stats.
 type counters struct {
-	connects                                atomic.Uint64
-	framesIn, bytesIn, framesOut, bytesOut  atomic.Uint64
-	framesLost                              atomic.Uint64
-	filtered                                [verdicts]atomic.Uint64
-	tcpOpened, udpOpened, dialsFailed       atomic.Uint64
-	questions, questionsLost, lookupsFailed atomic.Uint64
-	denied                                  [kinds]atomic.Uint64
+	connects                                         atomic.Uint64
+	framesIn, bytesIn, framesOut, bytesOut           atomic.Uint64
+	framesLost                                       atomic.Uint64
+	filtered                                         [verdicts]atomic.Uint64
+	tcpOpened, udpOpened, dialsFailed, datagramsLost atomic.Uint64
+	questions, questionsLost, lookupsFailed          atomic.Uint64
+	denied                                           [kinds]atomic.Uint64
 }
 
 // Stats never waits for the link or for a flow.
@@ -84,6 +87,7 @@ func (n *Network) Stats() Stats {
 		TCPOpened:     c.tcpOpened.Load(),
 		UDPOpened:     c.udpOpened.Load(),
 		DialsFailed:   c.dialsFailed.Load(),
+		DatagramsLost: c.datagramsLost.Load(),
 		Questions:     c.questions.Load(),
 		QuestionsLost: c.questionsLost.Load(),
 		LookupsFailed: c.lookupsFailed.Load(),

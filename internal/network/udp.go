@@ -10,9 +10,8 @@ import (
 	"syscall"
 	"time"
 
-	"gvisor.dev/gvisor/pkg/tcpip/adapters/gonet"
-	"gvisor.dev/gvisor/pkg/tcpip/transport/udp"
-	"gvisor.dev/gvisor/pkg/waiter"
+	"gvisor.dev/gvisor/pkg/tcpip/header"
+	"gvisor.dev/gvisor/pkg/tcpip/stack"
 )
 
 const (
@@ -21,143 +20,203 @@ const (
 	udpOneShot = 30 * time.Second
 	udpStream  = 2 * time.Minute
 
+	// udpBacklog bounds the bytes of all datagrams that wait for the host's
+	// sockets, udpQueue their number in one flow. Further ones are lost. An
+	// empty datagram costs datagramCost as well: by their payload alone a guest
+	// could make any number wait.
+	udpBacklog   = 4 << 20
+	udpQueue     = 256
+	datagramCost = 256
+
 	// A datagram that fills its buffer may have been cut: it is dropped, and
 	// the flow gets a buffer that holds any.
 	datagramSmall = 4 << 10
 	datagramMost  = 64 << 10
 )
 
-// udpFlow moves the datagrams between one port of the guest and one
-// destination.
+// udpKey names a flow: a port of the guest and a destination.
+type udpKey struct {
+	port        uint16
+	destination netip.AddrPort
+}
+
+// udpFlows are the UDP flows of one network. The stack's own UDP sockets have
+// no place here: what they queue is bounded by payload, and empty datagrams
+// have none.
+type udpFlows struct {
+	mu      sync.Mutex
+	open    map[udpKey]*udpFlow
+	backlog int // bytes that wait, with their cost
+}
+
 type udpFlow struct {
 	*flow
-	guest    *gonet.UDPConn
-	port     uint16 // the guest's
+	udpKey
+	out      chan []byte // datagrams of the guest that wait
 	upstream net.Conn
 	idle     *idleTimer
-	sent     int // by the guest
 	answered atomic.Bool
 }
 
-// forwardUDP takes the first datagram between two endpoints. false makes the
-// stack answer with port unreachable. It runs on the link's reader and does not
-// block.
-func (n *Network) forwardUDP(r *udp.ForwarderRequest) bool {
-	if !n.enter() {
+// handleUDP takes a datagram of the guest. false makes the stack answer with
+// port unreachable. It runs on the link's reader and does not block.
+func (n *Network) handleUDP(id stack.TransportEndpointID, pkt *stack.PacketBuffer) bool {
+	h := header.UDP(pkt.TransportHeader().Slice())
+	size := int(h.Length()) - header.UDPMinimumSize
+	if size < 0 || size > pkt.Data().Size() {
+		n.counters.filtered[dropMalformed].Add(1)
+		return true
+	}
+	payload := pkt.Data().AsRange().ToSlice()[:size]
+	k := udpKey{id.RemotePort, destination(id)}
+	if k.destination == dnsAddress {
+		n.dns.datagram(k.port, payload)
+		return true
+	}
+	if n.udp.offer(k, payload, &n.counters) {
+		return true
+	}
+	f := n.openUDP(k)
+	if f == nil {
 		return false
 	}
+	n.udp.offer(k, payload, &n.counters)
+	return true
+}
+
+// openUDP begins a flow, unless it is denied.
+func (n *Network) openUDP(k udpKey) *udpFlow {
+	if !n.enter() {
+		return nil
+	}
 	ctx, cut := context.WithCancel(n.ctx)
-	f := &udpFlow{flow: &flow{protocol: UDP, destination: destination(r.ID()), cut: cut}, port: r.ID().RemotePort}
+	f := &udpFlow{
+		flow:   &flow{protocol: UDP, destination: k.destination, cut: cut},
+		udpKey: k,
+		out:    make(chan []byte, udpQueue),
+	}
 	if !n.open(f.flow) {
 		cut()
 		n.leave()
-		return false
-	}
-	var queue waiter.Queue
-	ep, terr := r.CreateEndpoint(&queue)
-	if terr != nil {
-		n.flows.remove(f.flow)
-		cut()
-		n.leave()
-		return false
+		return nil
 	}
 	n.counters.udpOpened.Add(1)
-	f.guest = gonet.NewUDPConn(&queue, ep)
+	n.udp.add(f)
 	go func() {
 		defer n.leave()
 		defer n.flows.remove(f.flow)
 		defer cut()
-		if refused := f.run(ctx, n); refused {
-			n.link.send(portUnreachable(f.port, f.destination))
+		refused := f.run(ctx, n)
+		n.udp.remove(f)
+		if refused {
+			n.link.send(portUnreachable(k.port, k.destination))
 		}
 	}()
+	return f
+}
+
+func (u *udpFlows) add(f *udpFlow) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.open[f.udpKey] = f
+}
+
+// remove ends offers to f and forgets what waits.
+func (u *udpFlows) remove(f *udpFlow) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	delete(u.open, f.udpKey)
+	for {
+		select {
+		case b := <-f.out:
+			u.backlog -= len(b) + datagramCost
+		default:
+			return
+		}
+	}
+}
+
+// offer hands a datagram to its flow and says whether there is one. What finds
+// no room is lost.
+func (u *udpFlows) offer(k udpKey, payload []byte, c *counters) bool {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	f := u.open[k]
+	if f == nil {
+		return false
+	}
+	cost := len(payload) + datagramCost
+	if u.backlog+cost > udpBacklog || len(f.out) == cap(f.out) {
+		c.datagramsLost.Add(1)
+		return true
+	}
+	u.backlog += cost
+	f.out <- payload
 	return true
+}
+
+func (u *udpFlows) taken(b []byte) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.backlog -= len(b) + datagramCost
 }
 
 // run moves datagrams until the flow is idle, cut or refused. It says whether
 // it ended because the destination has nobody for them.
 func (f *udpFlow) run(ctx context.Context, n *Network) (refused bool) {
-	defer f.guest.Close()
 	var err error
 	if f.upstream, err = n.dial(ctx, f.flow); err != nil {
 		return ctx.Err() == nil
 	}
-	ended := make(chan struct{})
-	defer func() {
-		f.cut()
-		<-ended
-	}()
-	context.AfterFunc(ctx, func() {
-		defer close(ended)
-		f.guest.SetDeadline(time.Unix(1, 0)) // an endpoint is closed only once, by run
-		f.upstream.Close()
-	})
+	defer f.upstream.Close()
+	stop := context.AfterFunc(ctx, func() { f.upstream.SetDeadline(time.Unix(1, 0)) })
+	defer stop()
 	f.idle = newIdleTimer(udpOneShot, f.cut)
 	defer f.idle.stop()
 
-	var questions sync.WaitGroup
-	questions.Go(func() {
-		defer f.cut()
-		f.questions()
+	var answers sync.WaitGroup
+	answers.Go(func() {
+		err = f.answers(n)
+		f.cut()
 	})
-	err = f.answers()
-	f.cut()
-	questions.Wait()
+	f.questions(ctx, n)
+	answers.Wait()
 	return errors.Is(err, syscall.ECONNREFUSED)
 }
 
 // questions moves datagrams of the guest. One that cannot be sent is lost, as
 // datagrams are.
-func (f *udpFlow) questions() {
-	buf := make([]byte, datagramSmall)
+func (f *udpFlow) questions(ctx context.Context, n *Network) {
+	sent := 0
 	for {
-		n, err := f.guest.Read(buf)
-		if err != nil {
+		select {
+		case <-ctx.Done():
 			return
+		case b := <-f.out:
+			f.idle.touch()
+			if sent++; sent == 2 && f.answered.Load() {
+				f.idle.setLimit(udpStream)
+			}
+			f.upstream.Write(b)
+			n.udp.taken(b)
 		}
-		if n == len(buf) && n < datagramMost {
-			buf = make([]byte, datagramMost)
-			continue
-		}
-		f.idle.touch()
-		if f.sent++; f.sent == 2 && f.answered.Load() {
-			f.idle.setLimit(udpStream)
-		}
-		f.upstream.Write(buf[:n])
 	}
 }
 
 // answers moves datagrams to the guest.
-func (f *udpFlow) answers() error {
+func (f *udpFlow) answers(n *Network) error {
 	buf := make([]byte, datagramSmall)
 	for {
-		n, err := f.upstream.Read(buf)
+		size, err := f.upstream.Read(buf)
 		if err != nil {
 			return err
 		}
-		if n == len(buf) && n < datagramMost {
+		if size == len(buf) && size < datagramMost {
 			buf = make([]byte, datagramMost)
 			continue
 		}
 		f.idle.touch()
 		f.answered.Store(true)
-		f.guest.Write(buf[:n])
+		n.sendUDP(f.udpKey.destination, f.port, buf[:size])
 	}
-}
-
-// portUnreachable makes the frame that tells the guest's socket on port that
-// nobody takes its datagrams to the destination.
-func portUnreachable(port uint16, to netip.AddrPort) []byte {
-	const icmpHeader = 8
-	quoted := ipv4Header + udpHeader
-	f := make([]byte, 0, ethernetHeader+ipv4Header+icmpHeader+quoted)
-	f = appendEthernet(f, typeIPv4)
-	f = appendIPv4(f, protoICMP, to.Addr(), GuestAddress, icmpHeader+quoted)
-	at := len(f)
-	f = append(f, 3, 3, 0, 0, 0, 0, 0, 0)
-	f = appendIPv4(f, protoUDP, GuestAddress, to.Addr(), udpHeader)
-	f = append(f, byte(port>>8), byte(port), byte(to.Port()>>8), byte(to.Port()), 0, udpHeader, 0, 0)
-	sum := ^checksum(f[at:])
-	f[at+2], f[at+3] = byte(sum>>8), byte(sum)
-	return f
 }

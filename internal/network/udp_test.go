@@ -3,6 +3,7 @@ package network
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"net"
 	"strings"
 	"testing"
@@ -57,24 +58,27 @@ func ask(c *gonet.UDPConn, text string) (string, error) {
 }
 
 func TestUDP(t *testing.T) {
-	r := newRoom(t, Config{})
-	r.world.serveUDP(t, public)
-	c := r.guest.dialUDP(public)
-	for _, text := range []string{"one", "two", "three"} {
-		if got, err := ask(c, text); err != nil || got != strings.ToUpper(text) {
-			t.Errorf("got %q, %v", got, err)
-		}
-	}
-	if s := r.Stats(); s.UDPFlows != 1 || s.UDPOpened != 1 {
-		t.Errorf("stats %+v", s)
-	}
-	// A datagram too large for the flow's buffer is lost, the next is not. What
-	// comes back meets the same.
-	large := strings.Repeat("x", 40000)
-	c.Write([]byte(large))
-	c.Write([]byte(large))
-	if got, err := ask(c, large); err != nil || got != strings.ToUpper(large) {
-		t.Errorf("of a large datagram %d bytes came back, %v", len(got), err)
+	for _, mtu := range []int{1500, DefaultMTU} {
+		t.Run(fmt.Sprint(mtu), func(t *testing.T) {
+			r := newRoom(t, Config{MTU: mtu})
+			r.world.serveUDP(t, public)
+			c := r.guest.dialUDP(public)
+			for _, text := range []string{"one", "two", "", "three"} {
+				if got, err := ask(c, text); err != nil || got != strings.ToUpper(text) {
+					t.Errorf("got %q, %v", got, err)
+				}
+			}
+			if s := r.Stats(); s.UDPFlows != 1 || s.UDPOpened != 1 {
+				t.Errorf("stats %+v", s)
+			}
+			// An answer too large for the flow's buffer is lost, the next is not.
+			// With a small MTU both ways go in fragments.
+			large := strings.Repeat("x", 40000)
+			c.Write([]byte(large))
+			if got, err := ask(c, large); err != nil || got != strings.ToUpper(large) {
+				t.Errorf("of a large datagram %d bytes came back, %v", len(got), err)
+			}
+		})
 	}
 }
 
