@@ -23,6 +23,10 @@ const (
 	smallBuffer = 4 << 10
 	bigBuffer   = 64 << 10
 	bufferRest  = 2 * time.Second
+
+	// segmentHeaders is what the stack leaves in a packet for IP, TCP and all
+	// options that TCP can have.
+	segmentHeaders = 20 + 20 + 40
 )
 
 var bigBuffers = sync.Pool{New: func() any { return new([bigBuffer]byte) }}
@@ -31,20 +35,22 @@ var bigBuffers = sync.Pool{New: func() any { return new([bigBuffer]byte) }}
 // handed on as an end of that direction only. It reports whether all was
 // delivered; if not, one of the sides failed, and it has called cut, which must
 // end both.
-func relay(guest, upstream net.Conn, cut func()) bool {
+func relay(guest, upstream net.Conn, mtu int, cut func()) bool {
 	idle := newIdleTimer(idleOpen, cut)
 	defer idle.stop()
 	var other sync.WaitGroup
 	var otherErr error
-	other.Go(func() { otherErr = copyHalf(guest, upstream, idle) })
-	err := copyHalf(upstream, guest, idle)
+	// Whole segments: what is beyond the last would go in a frame of its own.
+	segment := mtu - segmentHeaders
+	other.Go(func() { otherErr = copyHalf(guest, upstream, bigBuffer/segment*segment, idle) })
+	err := copyHalf(upstream, guest, bigBuffer, idle)
 	other.Wait()
 	return err == nil && otherErr == nil
 }
 
-// copyHalf moves one direction to its end.
-func copyHalf(dst, src net.Conn, idle *idleTimer) error {
-	err := move(dst, src, idle)
+// copyHalf moves one direction to its end, at most so many bytes at a time.
+func copyHalf(dst, src net.Conn, most int, idle *idleTimer) error {
+	err := move(dst, src, most, idle)
 	if err == nil {
 		if half, ok := dst.(interface{ CloseWrite() error }); ok {
 			err = half.CloseWrite()
@@ -60,7 +66,7 @@ func copyHalf(dst, src net.Conn, idle *idleTimer) error {
 	return nil
 }
 
-func move(dst io.Writer, src net.Conn, idle *idleTimer) error {
+func move(dst io.Writer, src net.Conn, most int, idle *idleTimer) error {
 	small := make([]byte, smallBuffer)
 	buf := small
 	var big *[bigBuffer]byte
@@ -99,7 +105,7 @@ func move(dst io.Writer, src net.Conn, idle *idleTimer) error {
 			return err
 		case n == smallBuffer && big == nil:
 			big = bigBuffers.Get().(*[bigBuffer]byte)
-			buf = big[:]
+			buf = big[:most]
 			moved = false
 			if err := src.SetReadDeadline(time.Now().Add(bufferRest)); err != nil {
 				return err

@@ -65,7 +65,7 @@ func (n *Network) forwardTCP(r *tcp.ForwarderRequest) {
 		ep.Abort()
 		reset(upstream)
 	})
-	if relay(guest, upstream, cut) {
+	if relay(guest, upstream, n.config.MTU, cut) {
 		upstream.Close()
 		drain(ctx, ep, &queue)
 	}

@@ -27,11 +27,6 @@ const (
 	udpBacklog   = 4 << 20
 	udpQueue     = 256
 	datagramCost = 256
-
-	// A datagram that fills its buffer may have been cut: it is dropped, and
-	// the flow gets a buffer that holds any.
-	datagramSmall = 4 << 10
-	datagramMost  = 64 << 10
 )
 
 // udpKey names a flow: a port of the guest and a destination.
@@ -205,15 +200,12 @@ func (f *udpFlow) questions(ctx context.Context, n *Network) {
 
 // answers moves datagrams to the guest.
 func (f *udpFlow) answers(n *Network) error {
-	buf := make([]byte, datagramSmall)
+	buf := bigBuffers.Get().(*[bigBuffer]byte) // holds any datagram
+	defer bigBuffers.Put(buf)
 	for {
-		size, err := f.upstream.Read(buf)
+		size, err := f.upstream.Read(buf[:])
 		if err != nil {
 			return err
-		}
-		if size == len(buf) && size < datagramMost {
-			buf = make([]byte, datagramMost)
-			continue
 		}
 		f.idle.touch()
 		f.answered.Store(true)
