@@ -219,10 +219,7 @@ func (s *Service) write(ctx context.Context, sn store.Snapshot, l store.Lease) (
 	}
 	st, err := c.Save(ctx, stateDir(sn.Dir), false)
 	if err != nil {
-		if errors.Is(err, supervisor.ErrNotRunning) || errors.Is(err, supervisor.ErrEnded) {
-			return sn, s.unreachable(ctx, l, err)
-		}
-		return sn, err
+		return sn, s.saveFault(ctx, l, err)
 	}
 	ready, err := s.store.MoveSnapshot(ctx, sn.SnapshotID, sn.Generation, store.SnapshotReady, &store.Saved{
 		Pause: st.Pause, MemoryBytes: st.MemoryBytes, DiskBytes: st.DiskBytes, Accelerator: st.Accelerator,
@@ -232,6 +229,21 @@ func (s *Service) write(ctx context.Context, sn store.Snapshot, l store.Lease) (
 	}
 	s.log.Info("state saved", "snapshot", sn.SnapshotID, "instance", l.InstanceID, "pause", st.Pause)
 	return ready, nil
+}
+
+// saveFault says what became of a save that failed: its supervisor may have died
+// of it.
+func (s *Service) saveFault(ctx context.Context, l store.Lease, err error) error {
+	s.links.drop(l.BackendInstanceName)
+	c, derr := supervisor.Dial(ctx, s.runDir, l.BackendInstanceName)
+	if derr != nil {
+		return s.unreachable(ctx, l, derr)
+	}
+	s.links.put(l.BackendInstanceName, c)
+	if errors.Is(err, supervisor.ErrEnded) {
+		return s.unreachable(ctx, l, err)
+	}
+	return err
 }
 
 // childLease is the lease of an instance that begins in a snapshot: it takes

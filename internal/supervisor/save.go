@@ -174,7 +174,7 @@ func (v *service) Save(ctx context.Context, r *supervisorv1.SaveRequest) (*super
 			code = connect.CodeResourceExhausted
 		}
 		f := fault.From(err)
-		msg := f.Message
+		msg := f.Error()
 		if f.Cause != "" {
 			msg += ": " + f.Cause
 		}
