@@ -111,7 +111,7 @@ func TestCompose(t *testing.T) {
 		"etc/group":                    "root:x:0:\nsudo:x:27:sandbox\ndocker:x:101:someone,sandbox\nsandbox:x:1000:\n",
 		"etc/gshadow":                  "root:*::\nsudo:*::sandbox\nsandbox:!::\n",
 		"etc/machine-id":               "",
-		"etc/resolv.conf":              "nameserver " + guestDNS + "\noptions edns0\n",
+		"etc/resolv.conf":              "nameserver " + GuestGateway + "\noptions edns0\n",
 		"usr/lib/sandboxforge/agent":   "agent",
 		"usr/lib/sandboxforge/shim":    "shim",
 		"usr/lib/sandboxforge/modules": "kernel/failover.ko\nkernel/net_failover.ko\nkernel/virtio_net.ko\n",

@@ -3,12 +3,11 @@ package image
 // suite is the distribution release that both recipes use.
 const suite = "trixie"
 
-// The address plan of a guest. It is the one of QEMU's user network, so that
-// stock QEMU works as the other end too.
+// The address plan of a guest, which is its supervisor's network's too. The
+// gateway is also the resolver.
 const (
-	guestAddress = "192.168.127.2/24"
-	guestGateway = "192.168.127.1"
-	guestDNS     = "192.168.127.1"
+	GuestAddress = "192.168.127.2/24"
+	GuestGateway = "192.168.127.1"
 )
 
 // documentation is what nobody reads inside a disposable machine, and hardware
@@ -32,7 +31,7 @@ var commonDrops = []string{
 var commonCmdline = []string{
 	"console=ttyS0", "root=/dev/vda", "rw", "rootfstype=ext4", "rootflags=noatime,noinit_itable",
 	"quiet", "panic=-1", "oops=panic",
-	"sandboxforge.net=" + guestAddress + "," + guestGateway,
+	"sandboxforge.net=" + GuestAddress + "," + GuestGateway,
 }
 
 // platformCmdline is what only makes sense on one architecture.

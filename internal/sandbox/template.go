@@ -62,11 +62,20 @@ func (s *Service) templatesOf(keeper backend.StateKeeper) *template.Store {
 	}
 }
 
+// grownDisk is the size, in bytes, to which a template's file system is grown if
+// no clone of it wants less: that of the default configuration. To grow it in
+// each clone takes a fifth of the clone's start, and writes to its disk.
+const grownDisk = 15 << 30
+
 // templateSpec is the VM that a template for VMs of spec is made of. Its disk
-// is as small as the image allows, since a clone's can only be larger.
+// is no larger than that of any of them, since a clone's can only be larger.
 func templateSpec(spec backend.Spec) backend.Spec {
-	spec.Name, spec.Hostname, spec.From = "", "", ""
-	spec.DiskBytes, spec.MemoryFile = 0, true
+	spec.Name, spec.Hostname, spec.From, spec.MemoryFile = "", "", "", true
+	if spec.DiskBytes >= grownDisk {
+		spec.DiskBytes = grownDisk
+	} else {
+		spec.DiskBytes = 0 // the image's
+	}
 	return spec
 }
 
@@ -78,7 +87,7 @@ func templateKey(ctx context.Context, st *template.Store, spec backend.Spec) (st
 	if err != nil {
 		return "", err
 	}
-	sum := sha256.Sum256([]byte(templateContent + "\x00" + k))
+	sum := sha256.Sum256(fmt.Appendf(nil, "%s\x00%s\x00%d", templateContent, k, spec.DiskBytes))
 	return hex.EncodeToString(sum[:]), nil
 }
 

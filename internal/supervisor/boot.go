@@ -196,6 +196,14 @@ func (s *supervisor) start(ctx context.Context, o backend.StartOptions) (backend
 // backstop, so its failure is only logged.
 func (s *supervisor) prepare(ctx context.Context, c *guest.Client, began time.Time) error {
 	t := time.Now()
+	id := guest.Identity{Hostname: s.opts.Spec.Hostname, Time: s.clock.Now(), Entropy: entropy()}
+	// The boot id of a clone is its template's, which says nothing new.
+	named := make(chan error, 1)
+	clone := s.opts.Spec.From != "" && s.booting()
+	if clone {
+		id.MachineID = s.machineID()
+		go func() { named <- c.SetIdentity(ctx, id) }() // ends with ctx
+	}
 	info, err := c.Info(ctx)
 	if err != nil {
 		return err
@@ -211,25 +219,49 @@ func (s *supervisor) prepare(ctx context.Context, c *guest.Client, began time.Ti
 		}
 	})
 	if first {
-		id := guest.Identity{Hostname: s.opts.Spec.Hostname, Time: s.clock.Now(), Entropy: entropy()}
-		if info.MachineID == "" || s.opts.Spec.From != "" {
-			// A guest without one, or with the one of the VM that it is a
-			// clone of, gets one that stays the same for the instance's life.
-			sum := sha256.Sum256([]byte("sandboxforge machine-id " + s.opts.InstanceID))
-			id.MachineID = hex.EncodeToString(sum[:16])
+		if !clone {
+			if info.MachineID == "" || s.opts.Spec.From != "" {
+				id.MachineID = s.machineID()
+			}
+			named <- c.SetIdentity(ctx, id)
 		}
-		if err := c.SetIdentity(ctx, id); err != nil {
+		if err := <-named; err != nil {
 			return err
 		}
+		s.board.timing("identity", time.Since(t))
 		if info.RootDeviceLarger {
+			began := time.Now()
 			if _, err := c.GrowRoot(ctx); err != nil {
 				return fmt.Errorf("grow the root file system: %w", err)
 			}
+			s.board.timing("grow", time.Since(began))
 		}
 		s.board.update(func(st *Status) { st.Timings["prepare"] = time.Since(t).Milliseconds() })
 	}
+	if clone {
+		// Nobody needs to wait for it: the supervisor has the deadline.
+		s.wg.Go(func() {
+			ctx, cancel := context.WithTimeout(s.ctx, s.opts.Tuning.PingTimeout)
+			defer cancel()
+			s.armBackstop(ctx, c)
+		})
+		return nil
+	}
 	s.armBackstop(ctx, c)
 	return nil
+}
+
+// booting says whether the VM was never ready yet.
+func (s *supervisor) booting() bool {
+	st, _ := s.board.get()
+	return st.State == StateBooting
+}
+
+// machineID is for a guest without one, or with that of the VM it is a clone
+// of: it stays the same for the instance's life.
+func (s *supervisor) machineID() string {
+	sum := sha256.Sum256([]byte("sandboxforge machine-id " + s.opts.InstanceID))
+	return hex.EncodeToString(sum[:16])
 }
 
 // armBackstop tells the guest when to power itself off should nobody else do.

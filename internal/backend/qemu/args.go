@@ -74,8 +74,8 @@ const translationCacheMiB = 256
 // network of its own, and a clone must find the card it was saved with. The
 // MTU is the device's word to the guest's driver, and part of a saved state.
 const (
-	macAddress = "52:54:00:5f:0b:01"
-	networkMTU = 65520
+	MACAddress = "52:54:00:5f:0b:01"
+	NetworkMTU = 65520
 )
 
 // args is the command line, without the executable.
@@ -106,7 +106,7 @@ func (m machine) args() []string {
 	if m.network {
 		// The frames go to the VM's owner, whose network it is.
 		add("-netdev", fmt.Sprintf("stream,id=net0,server=off,addr.type=fd,addr.str=%d", fdNetwork),
-			"-device", fmt.Sprintf("virtio-net-pci,netdev=net0,id=nic,romfile=,mac=%s,host_mtu=%d", macAddress, networkMTU))
+			"-device", fmt.Sprintf("virtio-net-pci,netdev=net0,id=nic,romfile=,mac=%s,host_mtu=%d", MACAddress, NetworkMTU))
 	}
 	if m.agent {
 		add("-device", "virtio-serial-pci,id=serial,max_ports=2",
