@@ -27,6 +27,8 @@ type Service interface {
 	ListTemplates(context.Context) (*sandbox.ListTemplatesResult, error)
 	RemoveTemplate(ctx context.Context, prefix string) (*sandbox.TemplateInfo, error)
 	RemoveUnfitTemplates(context.Context) error
+	ListSnapshots(context.Context, sandbox.ListSnapshotsRequest) (*sandbox.ListSnapshotsResult, error)
+	DeleteSnapshot(context.Context, sandbox.DeleteSnapshotRequest) (*sandbox.DeleteSnapshotResult, error)
 	Close() error
 }
 

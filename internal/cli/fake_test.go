@@ -20,6 +20,7 @@ type fakeService struct {
 	instances []sandbox.Instance
 	tasks     []sandbox.Task
 	templates []sandbox.TemplateInfo
+	snapshots []sandbox.Snapshot
 
 	mu        sync.Mutex
 	destroyed []string
@@ -81,6 +82,23 @@ func (f *fakeService) Console(context.Context, sandbox.ConsoleRequest) (*sandbox
 		return nil, fault.New(fault.InstanceTerminal, "no console")
 	}
 	return f.console()
+}
+
+func (f *fakeService) ListSnapshots(context.Context, sandbox.ListSnapshotsRequest) (*sandbox.ListSnapshotsResult, error) {
+	return &sandbox.ListSnapshotsResult{Snapshots: f.snapshots, TotalBytes: 3 << 20, CapBytes: 40 << 30}, nil
+}
+
+func (f *fakeService) DeleteSnapshot(_ context.Context, r sandbox.DeleteSnapshotRequest) (*sandbox.DeleteSnapshotResult, error) {
+	for i, s := range f.snapshots {
+		if s.SnapshotID == r.SnapshotID && len(s.Children) > 0 {
+			return nil, fault.New(fault.InvalidArgument, "snapshot %s cannot be deleted: others need it", s.SnapshotID)
+		}
+		if s.SnapshotID == r.SnapshotID {
+			f.snapshots = append(f.snapshots[:i:i], f.snapshots[i+1:]...)
+			break
+		}
+	}
+	return &sandbox.DeleteSnapshotResult{SnapshotID: r.SnapshotID, Status: "deleted"}, nil
 }
 
 func (f *fakeService) GC(context.Context) (*sandbox.GCResult, error) { return f.gc, nil }

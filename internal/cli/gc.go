@@ -64,11 +64,17 @@ func printGC(w io.Writer, r *sandbox.GCResult) {
 		t.WriteTo(w)
 	}
 	fmt.Fprintf(w, "checked %s and %s", count(r.InstancesChecked, "instance"), count(r.VMsChecked, "VM"))
+	if r.SnapshotsChecked > 0 {
+		fmt.Fprintf(w, " and %s", count(r.SnapshotsChecked, "snapshot"))
+	}
 	if t.Len() == 0 {
 		fmt.Fprint(w, ": nothing to do")
 	}
 	if r.ReclaimedBytes > 0 {
 		fmt.Fprintf(w, "; %s of disk space came back", ui.Bytes(r.ReclaimedBytes))
+	}
+	if r.SnapshotBytes > 0 {
+		fmt.Fprintf(w, "; snapshots hold %s", ui.Bytes(r.SnapshotBytes))
 	}
 	fmt.Fprintln(w)
 }

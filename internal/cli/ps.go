@@ -55,6 +55,9 @@ func printInstances(out, notes io.Writer, list *sandbox.ListInstancesResult, now
 	} else {
 		t.WriteTo(out)
 	}
+	if list.SnapshotCount > 0 {
+		fmt.Fprintf(notes, "note: %s of disk are held by %s (sandboxforge snapshot list)\n", ui.Bytes(list.SnapshotBytes), count(list.SnapshotCount, "snapshot"))
+	}
 	if list.BackendError != "" {
 		fmt.Fprintf(notes, "note: no VM can be made now: %s\n", ui.Clean(list.BackendError))
 	}
@@ -69,6 +72,9 @@ func statusText(in sandbox.Instance) string {
 	s := in.Status
 	if in.Kind != "" && in.Kind != "instance" {
 		s = in.Kind + ", " + s
+	}
+	if in.ParentInstance != "" {
+		s += ", from " + in.ParentInstance
 	}
 	if ended(in) {
 		if in.EndReason != "" && in.EndReason != in.Status {

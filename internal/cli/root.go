@@ -64,7 +64,7 @@ its command's exit code.`,
 		c.GroupID = "host"
 		root.AddCommand(c)
 	}
-	for _, c := range []*cobra.Command{psCommand(env), execCommand(env), logsCommand(env), destroyCommand(env)} {
+	for _, c := range []*cobra.Command{psCommand(env), execCommand(env), logsCommand(env), destroyCommand(env), snapshotCommand(env)} {
 		c.GroupID = "instance"
 		root.AddCommand(c)
 	}

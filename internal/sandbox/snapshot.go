@@ -114,6 +114,9 @@ func (s *Service) saveable(ctx context.Context, instanceID string) (store.Lease,
 	if err != nil {
 		return l, Selected{}, err
 	}
+	if l.Kind != store.KindInstance {
+		return l, Selected{}, fault.New(fault.InvalidArgument, "%s is no instance: it belongs to the server (%s)", instanceID, l.Kind)
+	}
 	sel, err := s.backends.ByName(l.Backend)
 	if err != nil {
 		return l, sel, err
@@ -253,6 +256,7 @@ func childLease(sn store.Snapshot, expires time.Time) store.NewLease {
 	_ = json.Unmarshal(sn.Spec, &spec) // written by admit
 	spec.VM.From = stateDir(sn.Dir)
 	spec.VM.MemoryFile = false
+	spec.Shape = ""
 	if spec.Origin == "" {
 		spec.Origin = sn.InstanceID
 	}
