@@ -275,9 +275,6 @@ func (s *Service) newLease(r CreateInstanceRequest, root string, ttl time.Durati
 type leaseSpec struct {
 	VM        backend.Spec    `json:"vm"`
 	Overrides json.RawMessage `json:"overrides,omitempty"`
-	// Origin is the instance whose names the guest still has, for example that
-	// of its Docker network: the first of its lineage.
-	Origin string `json:"origin,omitempty"`
 	// Shape is what a pool's VM can become, see package store's Claim.
 	Shape string `json:"shape,omitempty"`
 }

@@ -55,7 +55,7 @@ func (s *Service) prepare(ctx context.Context, l store.Lease, g *guest.Client, r
 		DockerCommand:    "docker",
 		IncludeServices:  orDefault(r.IncludeServices, true),
 		WaitForReady:     r.WaitForReady,
-		Network:          NetworkResult{Name: networkName(res.Config, l), Status: "skipped"},
+		Network:          NetworkResult{Name: networkName(res.Config), Status: "skipped"},
 		Services:         map[string]ServiceResult{},
 		ServiceReadiness: map[string]ServiceReadiness{},
 		ConnectionEnv:    map[string]string{},
@@ -239,16 +239,21 @@ func (s *Service) findWorkspacePath(ctx context.Context, l store.Lease, g *guest
 	return p, nil
 }
 
-// networkName is the instance's Docker network.
-func networkName(cfg config.Config, l store.Lease) string {
+// networkSuffix follows the configured prefix of a network without a name of
+// its own. It is the same in every VM, which has a Docker to itself: so a
+// template can have the network, which takes Docker a second to make.
+const networkSuffix = "-sandbox"
+
+// defaultNetwork is the network that templates have: that of the default
+// configuration.
+const defaultNetwork = "lima-net" + networkSuffix
+
+// networkName is the Docker network of an instance.
+func networkName(cfg config.Config) string {
 	if cfg.Infra.NetworkName != "" {
 		return cfg.Infra.NetworkName
 	}
-	id := l.InstanceID
-	if origin := specOf(l).Origin; origin != "" {
-		id = origin
-	}
-	return cfg.Infra.NetworkNamePrefix + "-" + strings.TrimPrefix(id, "inst_")
+	return cfg.Infra.NetworkNamePrefix + networkSuffix
 }
 
 func enabledServices(cfg config.Config) []string {

@@ -257,9 +257,6 @@ func childLease(sn store.Snapshot, expires time.Time) store.NewLease {
 	spec.VM.From = stateDir(sn.Dir)
 	spec.VM.MemoryFile = false
 	spec.Shape = ""
-	if spec.Origin == "" {
-		spec.Origin = sn.InstanceID
-	}
 	text, _ := json.Marshal(spec) // it was JSON before
 	return store.NewLease{
 		Kind: store.KindInstance, Backend: sn.Backend, ProfileName: sn.ProfileName,

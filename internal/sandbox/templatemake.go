@@ -183,6 +183,12 @@ func (s *Service) makeReady(ctx context.Context, g *guest.Client) (withDocker bo
 		if err := s.waitDocker(ctx, g, dockerWait); err != nil {
 			return false, err
 		}
+		e := docker.NewEngine(g.DialContext)
+		_, err := e.EnsureNetwork(ctx, defaultNetwork)
+		e.Close()
+		if err != nil {
+			return false, fault.Wrap(err, fault.DockerCommandFailed, "the network of the template could not be made")
+		}
 	}
 	report(ctx, Progress{Stage: "template", Message: "letting the guest come to rest"})
 	for _, step := range []struct {
