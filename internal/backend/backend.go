@@ -190,8 +190,9 @@ type Spec struct {
 	VMType    string `json:"vm_type,omitempty"`  // lima
 	Hostname  string `json:"hostname,omitempty"`
 	// From is the directory of a saved state in which the VM begins, instead
-	// of a boot. CPUs, MemoryMiB, Arch and Image must be the state's; the disk
-	// may be larger, and is never smaller. Needs Capabilities.Clones.
+	// of a boot, each time it is started: nothing stays of an earlier life.
+	// CPUs, MemoryMiB, Arch and Image must be the state's; the disk may be
+	// larger, and is never smaller. Needs Capabilities.Clones.
 	From string `json:"from,omitempty"`
 	// MemoryFile keeps the guest's memory in a file of its own, so that
 	// Saver.Save with End copies nothing. For VMs that become templates.

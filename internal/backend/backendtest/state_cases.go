@@ -315,6 +315,33 @@ func savesAtOnce(t *testing.T, h *Harness) {
 	}
 }
 
+// savedAgainAfterAStart: what a VM calls its disks after a save is nothing that
+// a second life of it may trip over.
+func savedAgainAfterAStart(t *testing.T, h *Harness) {
+	k := keeper(t, h)
+	tmp := t.TempDir()
+	create(t, h, "vm-1")
+	dirs := []string{"a", "b", "c"}
+	for _, d := range dirs {
+		m := start(t, h, "vm-1")
+		save(t, m, filepath.Join(tmp, d), backend.SaveOptions{})
+		ok(t, m.Stop(within(t, limit), 0))
+		wantState(t, h.Backend, "vm-1", backend.Stopped)
+	}
+	for _, d := range dirs {
+		_, err := k.CheckState(within(t, limit), filepath.Join(tmp, d))
+		ok(t, err)
+	}
+	start(t, h, "vm-1")
+	ok(t, h.Backend.Delete(within(t, limit), "vm-1"))
+	for _, d := range dirs {
+		ok(t, k.RemoveState(within(t, limit), filepath.Join(tmp, d)))
+	}
+	if left, err := os.ReadDir(tmp); err != nil || len(left) > 0 {
+		t.Errorf("left: %v, %v", left, err)
+	}
+}
+
 func stateDamaged(t *testing.T, h *Harness) {
 	k := keeper(t, h)
 	tmp := t.TempDir()

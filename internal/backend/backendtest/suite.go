@@ -44,6 +44,7 @@ func Suite(t *testing.T, factory func(t *testing.T) *Harness) {
 		{"TwoVMsDoNotSeeEachOther", twoVMs},
 		{"SaveRefused", saveRefused},
 		{"SavesAtOnce", savesAtOnce},
+		{"SavedAgainAfterAStart", savedAgainAfterAStart},
 		{"DamagedStateIsUnfit", stateDamaged},
 		{"SaverIsKilled", saverKilled},
 		{"SavedVMGoesOnAndOthersBeginThere", saveGoesOn},

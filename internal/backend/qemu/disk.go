@@ -5,7 +5,9 @@ package qemu
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -74,6 +76,29 @@ func (b *Backend) createClone(ctx context.Context, path, dir string, record *vmR
 	_, err = b.runTool(ctx, b.qemuImg(), "create", "-q", "-u", "-f", "qcow2",
 		"-F", "qcow2", "-b", filepath.Join(s.From, stateDisk), "--", path, strconv.FormatInt(record.DiskFrom, 10))
 	return err
+}
+
+// beginAnew gives a VM that begins in a saved state, and was started before, the
+// disk of that state again: the guest that is loaded has the file system of
+// that moment in its memory, and would wreck one that went on.
+func (b *Backend) beginAnew(ctx context.Context, dir string, record *vmRecord) error {
+	if record.Spec.From == "" {
+		return nil
+	}
+	if _, err := os.Lstat(filepath.Join(dir, runFile)); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	old := record.disk(dir)
+	record.Disk = ""
+	for _, path := range []string{old, record.disk(dir)} {
+		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	if err := b.createClone(ctx, record.disk(dir), dir, record); err != nil {
+		return err
+	}
+	return writeJSON(filepath.Join(dir, vmFile), record, true)
 }
 
 // createOverlay makes a qcow2 disk over the image's root, at least size bytes

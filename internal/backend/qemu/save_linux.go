@@ -32,6 +32,8 @@ type save struct {
 	pause  time.Duration
 	next   string // name of the disk that the guest writes to afterwards
 	node   string // its block node
+	added  bool   // QEMU knows the node
+	moved  bool   // the guest writes to it: the VM needs the state's disk
 }
 
 // Save implements backend.Saver.
@@ -52,17 +54,14 @@ func (v *vm) Save(ctx context.Context, dir string, o backend.SaveOptions) (_ bac
 	if !filepath.IsAbs(dir) {
 		return backend.SavedState{}, fault.New(fault.InvalidArgument, "%.80q is not an absolute path", dir)
 	}
-	record, err := readVM(v.b.dir(v.name), v.name)
-	if err != nil {
-		return backend.SavedState{}, fault.Wrap(err, fault.BackendCommandFailed, "the VM %s is damaged", v.name)
-	}
+	record := *v.record
 	if record.Spec.MemoryFile && !o.End {
 		return backend.SavedState{}, unsupportedSave("its memory is a file of its own: it can only be saved for good")
 	}
 	if v.accel.singleThread {
 		return backend.SavedState{}, unsupportedSave("it runs in the cautious mode of emulation, after boots that failed")
 	}
-	s := &save{v: v, dir: dir, record: record, o: o, parent: record.Parent, layers: record.Layers}
+	s := &save{v: v, dir: dir, record: &record, o: o, parent: record.Parent, layers: record.Layers}
 	if err := context.Cause(ctx); err != nil {
 		return backend.SavedState{}, err
 	}
@@ -72,9 +71,17 @@ func (v *vm) Save(ctx context.Context, dir string, o backend.SaveOptions) (_ bac
 		}
 		return backend.SavedState{}, fault.Wrap(err, fault.BackendCommandFailed, "cannot make the directory of the saved state")
 	}
+	// Who wants to remove the state has to wait: a half-made one that is pulled
+	// away would take the disk from under the guest's new one.
+	lock, err := lockState(ctx, dir, true)
+	if err != nil {
+		os.RemoveAll(dir)
+		return backend.SavedState{}, err
+	}
+	defer lock.Close()
 	state, err := s.run(ctx)
 	if err != nil {
-		s.undo()
+		s.undo(ctx)
 		if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
 			err = fault.Wrap(err, fault.InsufficientDisk, "no space on the host for the saved state of the VM %s", v.name).
 				Next("free space, or remove snapshots that are not needed")
@@ -95,9 +102,9 @@ func unsupportedSave(why string) error {
 
 // undo removes the state unless the VM needs its disk by now; then it stays
 // half-made, and RemoveState removes it when the VM is gone.
-func (s *save) undo() {
-	os.Remove(filepath.Join(s.dir, stateFile))
-	if all, disk := usersOf(s.dir); len(all)+len(disk) > 0 {
+func (s *save) undo(ctx context.Context) {
+	if s.moved {
+		os.Remove(filepath.Join(s.dir, stateFile))
 		rest := stateRecord{Version: stateFormat, Saved: backend.SavedState{Parent: s.parent}}
 		if err := writeJSON(filepath.Join(s.dir, removedFile), rest, false); err != nil {
 			s.v.b.c.Logger.Warn("the rest of a failed save will stay", "dir", s.dir, "error", err)
@@ -106,6 +113,14 @@ func (s *save) undo() {
 		os.Remove(filepath.Join(s.dir, stateDevices))
 		return
 	}
+	if s.added {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+		defer cancel()
+		_ = s.do(ctx, "blockdev-del", map[string]any{"node-name": s.node}) // its name is not used again
+	}
+	if s.next != "" {
+		os.Remove(filepath.Join(s.v.b.dir(s.v.name), s.next))
+	}
 	os.RemoveAll(s.dir)
 }
 
@@ -113,6 +128,11 @@ func (s *save) run(ctx context.Context) (backend.SavedState, error) {
 	v, o := s.v, s.o
 	if s.record.Layers >= maxLayers {
 		return backend.SavedState{}, unsupportedSave(fmt.Sprintf("its disk has %d layers already, one for each save", s.record.Layers))
+	}
+	// Whatever becomes of the save: once the guest's disk lies on this state's,
+	// it also needs the disk below that.
+	if err := s.useParent(ctx); err != nil {
+		return backend.SavedState{}, err
 	}
 	if err := s.prepareDisk(ctx); err != nil {
 		return backend.SavedState{}, err
@@ -146,6 +166,9 @@ func (s *save) run(ctx context.Context) (backend.SavedState, error) {
 	}
 	if memory != nil {
 		if err := s.fill(runs); err != nil {
+			if o.End { // it did not, and stands still
+				err = errors.Join(err, s.do(ctx, "cont", nil))
+			}
 			return backend.SavedState{}, err
 		}
 	}
@@ -168,14 +191,30 @@ func (s *save) do(ctx context.Context, command string, args any) error {
 	return nil
 }
 
+// useParent records the state as a user of the one whose disk it lies on.
+func (s *save) useParent(ctx context.Context) error {
+	if s.parent == "" {
+		return nil
+	}
+	lock, err := lockState(ctx, s.parent, false)
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
+	return addUser(s.parent, s.dir, needsDisk)
+}
+
 // prepareDisk makes ready what the guest writes to after the save.
 func (s *save) prepareDisk(ctx context.Context) error {
 	if s.o.End {
 		return nil
 	}
 	vdir := s.v.b.dir(s.v.name)
-	s.node = "disk-" + strconv.Itoa(s.v.saves+1)
-	s.next = s.node + ".qcow2"
+	for s.next == "" || s.next == filepath.Base(s.record.disk(vdir)) { // a VM that was started anew counts anew
+		s.v.saves++
+		s.node = "disk-" + strconv.Itoa(s.v.saves)
+		s.next = s.node + ".qcow2"
+	}
 	next := filepath.Join(vdir, s.next)
 	if err := os.Remove(next); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -199,7 +238,12 @@ func (s *save) prepareDisk(ctx context.Context) error {
 	}
 	node := blockNode(s.node, next)
 	node["backing"] = nil // the snapshot below gives it one
-	return s.do(ctx, "blockdev-add", node)
+	if err := s.do(ctx, "blockdev-add", node); err != nil {
+		return err
+	}
+	s.added = true
+	// Before it is true, since afterwards it must not fail.
+	return addUser(s.dir, vdir, needsDisk)
 }
 
 // diskSize is the root disk's size as the guest may see it, in bytes.
@@ -238,15 +282,13 @@ func (s *save) freeze(ctx context.Context, memory *memoryOf) (runs [][2]int64, e
 		if err := s.do(ctx, "blockdev-snapshot", map[string]any{"node": v.node, "overlay": s.node}); err != nil {
 			return nil, err
 		}
-		v.node, v.saves = s.node, v.saves+1
 		// The VM needs the state's disk from now on, whatever becomes of the save.
 		vdir := v.b.dir(v.name)
 		old := s.record.disk(vdir)
 		s.record.Disk, s.record.Parent = s.next, s.dir
 		s.record.Layers++
-		if err := addUser(s.dir, vdir, needsDisk); err != nil {
-			return nil, err
-		}
+		s.moved = true
+		v.node, v.record = s.node, s.record
 		if err := writeJSON(filepath.Join(vdir, vmFile), s.record, false); err != nil {
 			return nil, err
 		}
@@ -297,17 +339,6 @@ func (s *save) publish(ctx context.Context, f facts, key string) (backend.SavedS
 			}
 		}
 		if err := moveFile(s.record.disk(vdir), filepath.Join(s.dir, stateDisk)); err != nil {
-			return backend.SavedState{}, err
-		}
-	}
-	if s.parent != "" {
-		lock, err := lockState(ctx, s.parent, false)
-		if err != nil {
-			return backend.SavedState{}, err
-		}
-		err = addUser(s.parent, s.dir, needsDisk)
-		lock.Close()
-		if err != nil {
 			return backend.SavedState{}, err
 		}
 	}

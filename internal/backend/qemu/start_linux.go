@@ -78,6 +78,10 @@ func (b *Backend) Start(ctx context.Context, name string, o backend.StartOptions
 	if err != nil {
 		return nil, diskFault(err, name)
 	}
+	if err := b.beginAnew(ctx, dir, record); err != nil {
+		log.Close()
+		return nil, diskFault(err, name)
+	}
 	o.Progress.Report("start", "starting QEMU with "+accel.String())
 	m, state, err := b.machineOf(ctx, name, record, f, accel)
 	if err != nil {
@@ -123,7 +127,7 @@ func (b *Backend) Start(ctx context.Context, name string, o backend.StartOptions
 		return nil, e
 	}
 	b.c.Logger.Info("VM started", "vm", name, "pid", run.process.pid(), "accelerator", accel.String())
-	return newVM(b, m, bin, run, control, backend.Info{
+	return newVM(b, m, record, bin, run, control, backend.Info{
 		Name: name, State: backend.Running, PID: run.process.pid(), Accelerator: accel.String(), Dir: dir, StartedAt: started,
 	}), nil
 }

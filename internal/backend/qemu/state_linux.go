@@ -268,8 +268,15 @@ func lockState(ctx context.Context, dir string, whole bool) (*os.File, error) {
 	for {
 		err := unix.Flock(int(f.Fd()), how|unix.LOCK_NB)
 		if err == nil {
-			// A remover may have been faster: then this is the lock of nothing.
-			_, err = os.Lstat(filepath.Join(dir, stateLock))
+			// A remover may have been faster: then this is the lock of nothing,
+			// or of a state that was made in the place since.
+			mine, err := f.Stat()
+			if err == nil {
+				var now os.FileInfo
+				if now, err = os.Lstat(filepath.Join(dir, stateLock)); err == nil && !os.SameFile(mine, now) {
+					err = fs.ErrNotExist
+				}
+			}
 			if err != nil {
 				f.Close()
 				return nil, err
@@ -312,17 +319,24 @@ func addUser(dir, user, needs string) error {
 	return err
 }
 
-// usersOf lists who needs a state and forgets those that are gone.
-func usersOf(dir string) (all, disk []string) {
+// usersOf lists who needs a state and forgets those that are gone. That it
+// cannot be told is an error, never nobody.
+func usersOf(dir string) (all, disk []string, err error) {
 	entries, err := os.ReadDir(filepath.Join(dir, stateUsers))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil, nil
+	}
 	if err != nil {
-		return nil, nil
+		return nil, nil, err
 	}
 	for _, e := range entries {
 		link := filepath.Join(dir, stateUsers, e.Name())
 		user, err := os.Readlink(link)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // forgotten meanwhile
+		}
 		if err != nil {
-			continue
+			return nil, nil, err
 		}
 		if _, err := os.Lstat(user); errors.Is(err, fs.ErrNotExist) {
 			os.Remove(link) //nolint:errcheck // tried again next time
@@ -336,13 +350,16 @@ func usersOf(dir string) (all, disk []string) {
 	}
 	slices.Sort(all)
 	slices.Sort(disk)
-	return all, disk
+	return all, disk, nil
 }
 
 // StateUsers lists the directories of the VMs and saved states that need a
 // saved state.
 func (b *Backend) StateUsers(_ context.Context, dir string) ([]string, error) {
-	all, disk := usersOf(dir)
+	all, disk, err := usersOf(dir)
+	if err != nil {
+		return nil, err
+	}
 	users := append(all, disk...)
 	slices.Sort(users)
 	return slices.Compact(users), nil
@@ -364,7 +381,10 @@ func (b *Backend) RemoveState(ctx context.Context, dir string) error {
 		return err
 	}
 	defer lock.Close()
-	all, disk := usersOf(dir)
+	all, disk, err := usersOf(dir)
+	if err != nil {
+		return fault.Wrap(err, fault.BackendCommandFailed, "cannot tell who needs the saved state %s", dir)
+	}
 	if len(all) > 0 {
 		return &backend.InUseError{Dir: dir, Users: all}
 	}

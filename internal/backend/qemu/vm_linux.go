@@ -39,9 +39,12 @@ type vm struct {
 	memory  string // file that the guest's memory is a mapping of
 	cmdline string
 
-	saving sync.Mutex // held by Save, which has the next two
+	saving sync.Mutex // held by Save, which has the rest
 	node   string     // block node that the guest writes to
-	saves  int        // how often it got a new one
+	saves  int        // how often it was to get a new one
+	// record is what QEMU does. vm.json may lag behind: a full disk can keep it
+	// from being written when the guest has its new disk already.
+	record *vmRecord
 
 	dialling chan struct{} // capacity 1: held while a stream takes another's place
 }
@@ -53,9 +56,9 @@ var (
 	_ backend.Saver       = (*vm)(nil)
 )
 
-func newVM(b *Backend, m machine, bin string, run *running, control *qmp.Client, info backend.Info) *vm {
+func newVM(b *Backend, m machine, record *vmRecord, bin string, run *running, control *qmp.Client, info backend.Info) *vm {
 	v := &vm{
-		b: b, name: m.name, info: info, run: run, control: control, node: rootNode,
+		b: b, name: m.name, info: info, run: run, control: control, node: rootNode, record: record,
 		bin: bin, accel: m.accel, memory: m.memory.file, cmdline: m.cmdline,
 		done: make(chan struct{}), dialling: make(chan struct{}, 1),
 	}
