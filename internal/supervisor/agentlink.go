@@ -28,6 +28,9 @@ type agentLink struct {
 	prepare func(ctx context.Context, c *guest.Client) error
 	// onChange is told when the link comes up or goes down; must not block.
 	onChange func(up bool)
+	// proven: the guest was usable over a link before this one, so an error of
+	// prepare passes.
+	proven bool
 
 	ready     chan struct{} // closed when the link first became usable
 	readyOnce sync.Once
@@ -59,6 +62,9 @@ func (l *agentLink) set(c *guest.Conn) {
 }
 
 func (l *agentLink) wasReady() bool {
+	if l.proven {
+		return true
+	}
 	select {
 	case <-l.ready:
 		return true

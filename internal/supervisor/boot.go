@@ -105,7 +105,7 @@ func (s *supervisor) attempt(ctx context.Context, n int, last bool) error {
 	s.board.timing("start", time.Since(began))
 	s.board.stage("booting", "waiting for the guest agent"+s.bootNote)
 	s.log.Info("VM started", "attempt", n, "pid", m.Info().PID, "accelerator", m.Info().Accelerator)
-	linkErr := s.runLink(m, began)
+	linkErr := s.runLink(m, began, false)
 	watch, stopWatch := watchBoot(ctx, m)
 	defer stopWatch()
 

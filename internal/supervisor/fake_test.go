@@ -59,6 +59,7 @@ type fakeBackend struct {
 	GrowRoot     bool   // the disk is larger than the file system
 	BadIdentity  bool   // SetIdentity fails
 	StopHangs    bool   // Stop with grace does not succeed
+	Stumbles     bool   // Info fails once after a save
 	Trace        string // file to which events are appended
 
 	starts atomic.Int32
@@ -112,6 +113,8 @@ type fakeMachine struct {
 	b     *fakeBackend
 	name  string
 	agent *fakeAgent // nil: nothing answers
+
+	stumble atomic.Bool
 
 	mu      sync.Mutex
 	once    sync.Once
@@ -170,6 +173,16 @@ func (m *fakeMachine) Stop(ctx context.Context, grace time.Duration) error {
 	}
 	m.end("stopped", "")
 	return nil
+}
+
+// Save implements backend.Saver.
+func (m *fakeMachine) Save(_ context.Context, dir string, o backend.SaveOptions) (backend.SavedState, error) {
+	m.b.trace("save end=%v", o.End)
+	m.stumble.Store(m.b.Stumbles)
+	if o.End {
+		m.end("stopped", "")
+	}
+	return backend.SavedState{Dir: dir, Pause: time.Millisecond}, nil
 }
 func (m *fakeMachine) Info() backend.Info {
 	return backend.Info{Name: m.name, State: backend.Running, PID: os.Getpid(), Accelerator: "fake"}
@@ -234,6 +247,9 @@ func (a *fakeAgent) Ping(context.Context, *guestv1.PingRequest) (*guestv1.PingRe
 }
 
 func (a *fakeAgent) Info(context.Context, *guestv1.InfoRequest) (*guestv1.InfoResponse, error) {
+	if a.m.stumble.Swap(false) {
+		return nil, connect.NewError(connect.CodeInternal, errors.New("not now"))
+	}
 	return &guestv1.InfoResponse{AgentVersion: "fake", BootId: "boot-1", RootDeviceLarger: a.m.b.GrowRoot}, nil
 }
 

@@ -117,6 +117,11 @@ func (s *supervisor) save(ctx context.Context, dir string, end bool) (backend.Sa
 	case <-time.After(saveDrain):
 	case <-s.stopped:
 	}
+	select {
+	case <-s.stopped:
+		return backend.SavedState{}, fault.Wrap(ErrEnded, fault.InstanceTerminal, "the VM is being taken down")
+	default:
+	}
 	// A clone arms its own deadline; until then the saved one must not end it.
 	if l := s.currentLink(); l != nil && l.current() != nil {
 		dctx, cancel := context.WithTimeout(ctx, s.opts.Tuning.ConnectTimeout)
@@ -147,7 +152,7 @@ func (s *supervisor) save(ctx context.Context, dir string, end bool) (backend.Sa
 // relink opens the agent link of a VM that goes on, and waits a while for it:
 // whoever was held back at the gate should find it.
 func (s *supervisor) relink(m backend.Machine) {
-	s.runLink(m, time.Now()) // its error is of a guest that was never ready
+	s.runLink(m, time.Now(), true)
 	l := s.currentLink()
 	select {
 	case <-l.ready:

@@ -269,11 +269,11 @@ func (s *supervisor) currentLink() *agentLink {
 }
 
 // runLink starts the link to m's agent. The channel gets the error with which
-// the guest turned out unusable, if it does.
-func (s *supervisor) runLink(m backend.Machine, began time.Time) <-chan error {
+// the guest turned out unusable, if it does; one that is proven never does.
+func (s *supervisor) runLink(m backend.Machine, began time.Time, proven bool) <-chan error {
 	ctx, cancel := context.WithCancel(context.Background())
 	l := &agentLink{
-		dial: m.DialAgent, tuning: s.opts.Tuning, log: s.log,
+		dial: m.DialAgent, tuning: s.opts.Tuning, log: s.log, proven: proven,
 		prepare: func(ctx context.Context, c *guest.Client) error { return s.prepare(ctx, c, began) },
 		onChange: func(up bool) {
 			s.board.update(func(st *Status) {
