@@ -59,20 +59,22 @@ func TestPsTable(t *testing.T) {
 	evil.WorkspaceRoot = "/w\x1b[2J\nx"
 	evil.DiskUsedBytes = 3 << 20
 	gone.ParentInstance = "inst_11111111"
+	busy := instance("11111111", "running")
+	busy.MemoryPSSBytes = 212 << 20
 	waiting := instance("55555555", "running")
 	waiting.Kind, waiting.WorkspaceRoot = "pool", ""
 	var out, notes strings.Builder
 	now := time.Date(2026, 3, 1, 8, 10, 0, 0, time.UTC)
 	printInstances(&out, &notes, &sandbox.ListInstancesResult{
-		Instances:    []sandbox.Instance{instance("11111111", "running"), gone, done, evil, waiting},
+		Instances:    []sandbox.Instance{busy, gone, done, evil, waiting},
 		BackendError: "no qemu",
 	}, now)
-	want := `INSTANCE       STATUS                                        BACKEND   AGE     EXPIRES    DISK     WORKSPACE
-inst_11111111  running                                       qemu/tcg  10m00s  in 20m00s  -        /proj/11111111
-inst_22222222  running, from inst_11111111 (the VM is gone)  qemu/tcg  10m00s  in 20m00s  -        /proj/22222222
-inst_33333333  expired (deadline)                            qemu/tcg  10m00s  -          -        /proj/33333333
-inst_44444444  running                                       qemu/tcg  10m00s  in 20m00s  3.0 MiB  /w x
-inst_55555555  pool, running                                 qemu/tcg  10m00s  in 20m00s  -        -
+	want := `INSTANCE       STATUS                                        BACKEND   AGE     EXPIRES    MEMORY     DISK     WORKSPACE
+inst_11111111  running                                       qemu/tcg  10m00s  in 20m00s  212.0 MiB  -        /proj/11111111
+inst_22222222  running, from inst_11111111 (the VM is gone)  qemu/tcg  10m00s  in 20m00s  -          -        /proj/22222222
+inst_33333333  expired (deadline)                            qemu/tcg  10m00s  -          -          -        /proj/33333333
+inst_44444444  running                                       qemu/tcg  10m00s  in 20m00s  -          3.0 MiB  /w x
+inst_55555555  pool, running                                 qemu/tcg  10m00s  in 20m00s  -          -        -
 `
 	if out.String() != want {
 		t.Errorf("got\n%s\nwant\n%s", out.String(), want)

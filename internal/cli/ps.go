@@ -20,7 +20,9 @@ func psCommand(env *Env) *cobra.Command {
 		Short:   "List instances",
 		Long: `List the instances that may have a VM, the newest first; with --all also those
 that have ended. VMs of SandboxForge's own are listed too: those of the pool,
-which wait to become an instance, and those that are made into a template.`,
+which wait to become an instance, and those that are made into a template.
+MEMORY and DISK are what each VM costs the host now, without its share of what
+it has in common with others.`,
 		Args: noArgs,
 		RunE: interruptible(func(ctx context.Context, _ []string) error {
 			return env.withService(ctx, func(ctx context.Context, svc Service) error {
@@ -42,13 +44,13 @@ which wait to become an instance, and those that are made into a template.`,
 }
 
 func printInstances(out, notes io.Writer, list *sandbox.ListInstancesResult, now time.Time) {
-	t := ui.NewTable("INSTANCE", "STATUS", "BACKEND", "AGE", "EXPIRES", "DISK", "WORKSPACE")
+	t := ui.NewTable("INSTANCE", "STATUS", "BACKEND", "AGE", "EXPIRES", "MEMORY", "DISK", "WORKSPACE")
 	for _, in := range list.Instances {
 		backend := in.BackendName
 		if in.Accelerator != "" {
 			backend += "/" + in.Accelerator
 		}
-		t.Row(in.InstanceID, statusText(in), backend, age(in.CreatedAt, now), expiry(in, now), disk(in), in.WorkspaceRoot)
+		t.Row(in.InstanceID, statusText(in), backend, age(in.CreatedAt, now), expiry(in, now), memory(in), disk(in), in.WorkspaceRoot)
 	}
 	if t.Len() == 0 {
 		fmt.Fprintln(notes, "no instances")
@@ -57,6 +59,9 @@ func printInstances(out, notes io.Writer, list *sandbox.ListInstancesResult, now
 	}
 	if list.SnapshotCount > 0 {
 		fmt.Fprintf(notes, "note: %s of disk are held by %s (sandboxforge snapshot list)\n", ui.Bytes(list.SnapshotBytes), count(list.SnapshotCount, "snapshot"))
+	}
+	if list.TemplateCount > 0 {
+		fmt.Fprintf(notes, "note: %s of disk are held by %s, shared (sandboxforge template list)\n", ui.Bytes(list.TemplateBytes), count(list.TemplateCount, "template"))
 	}
 	if list.BackendError != "" {
 		fmt.Fprintf(notes, "note: no VM can be made now: %s\n", ui.Clean(list.BackendError))
@@ -86,6 +91,14 @@ func statusText(in sandbox.Instance) string {
 		s += " (" + *in.ReconciliationDrift + ")"
 	}
 	return s
+}
+
+// memory is what the VM really costs, not what it was promised.
+func memory(in sandbox.Instance) string {
+	if ended(in) || in.MemoryPSSBytes == 0 {
+		return ""
+	}
+	return ui.Bytes(in.MemoryPSSBytes)
 }
 
 func disk(in sandbox.Instance) string {

@@ -117,8 +117,8 @@ func imageWarmCommand(env *Env) *cobra.Command {
 		Short: "Make the template that VMs of an image begin in, or find that it is there",
 		Long: `Boot a VM, let it come to rest and save it as the template in which later VMs of
 its kind begin. Without this the first VM of its kind makes it, and takes as long
-as a boot. Image, processors and memory are the operator's defaults unless given;
-a VM of other ones has a template of its own.`,
+as a boot. Image, processors, memory and disk are the operator's defaults unless
+given; a VM of other ones has a template of its own.`,
 		Args: noArgs,
 		RunE: interruptible(func(ctx context.Context, _ []string) error {
 			if r.WorkspaceRoot != "" {
@@ -152,6 +152,7 @@ a VM of other ones has a template of its own.`,
 	cmd.Flags().StringVar(&r.Image, "image", "", "name of a built image")
 	cmd.Flags().IntVar(&r.CPUs, "cpus", 0, "processors of the VM")
 	cmd.Flags().Float64Var(&r.MemoryGiB, "memory-gib", 0, "memory of the VM in GiB")
+	cmd.Flags().Float64Var(&r.DiskGiB, "disk-gib", 0, "disk of the VM in GiB: those below the default have templates of their own")
 	jsonFlag(cmd, &asJSON)
 	return cmd
 }

@@ -39,5 +39,5 @@ func MemoryAvailable() (int64, error) {
 // ProcessPSS is not told by this system.
 func ProcessPSS(int) int64 { return 0 }
 
-// ProcessRSS is not told cheaply by this system.
-func ProcessRSS(int) int64 { return 0 }
+// ProcessPrivate is not told cheaply by this system.
+func ProcessPrivate(int) int64 { return 0 }

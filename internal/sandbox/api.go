@@ -74,9 +74,13 @@ type Instance struct {
 	EndReason           string               `json:"end_reason,omitempty"`
 	Capabilities        backend.Capabilities `json:"capabilities"`
 	MemoryMiB           int64                `json:"memory_mib"`
-	DiskUsedBytes       int64                `json:"disk_used_bytes"`
-	ParentSnapshot      string               `json:"parent_snapshot,omitempty"`
-	ParentInstance      string               `json:"parent_instance,omitempty"`
+	// MemoryPSSBytes is what the VM really costs: the hypervisor and the
+	// supervisor, with what they share with others counted in proportion. 0
+	// where the system does not tell.
+	MemoryPSSBytes int64  `json:"memory_pss_bytes"`
+	DiskUsedBytes  int64  `json:"disk_used_bytes"` // that are this VM's alone
+	ParentSnapshot string `json:"parent_snapshot,omitempty"`
+	ParentInstance string `json:"parent_instance,omitempty"`
 }
 
 // ListInstancesResult is newest first.
@@ -89,6 +93,8 @@ type ListInstancesResult struct {
 	ReconciliationError string     `json:"reconciliation_error,omitempty"`
 	SnapshotCount       int        `json:"snapshot_count"` // list_snapshots names them
 	SnapshotBytes       int64      `json:"snapshot_bytes"`
+	TemplateCount       int        `json:"template_count"` // that new VMs begin in
+	TemplateBytes       int64      `json:"template_bytes"` // on the disk, shared by all VMs
 }
 
 // DestroyInstanceRequest ends an instance.

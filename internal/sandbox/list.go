@@ -55,6 +55,10 @@ func (s *Service) ListInstances(ctx context.Context, r ListInstancesRequest) (*L
 		}
 		out.Instances = append(out.Instances, s.instanceView(l, vms))
 	}
+	s.addCosts(out.Instances, vms)
+	if out.TemplateCount, out.TemplateBytes, err = s.templateTotals(ctx); err != nil {
+		return nil, err
+	}
 
 	probe, cancel := context.WithTimeout(ctx, listPatience)
 	defer cancel()
@@ -140,7 +144,7 @@ func (s *Service) touchedMemory(ctx context.Context) map[string]int64 {
 		}
 		for _, i := range infos {
 			if i.PID != 0 {
-				used[i.Name] = host.ProcessRSS(i.PID)
+				used[i.Name] = host.ProcessPrivate(i.PID)
 			}
 		}
 	}

@@ -179,14 +179,12 @@ func (s *Service) reconcileRunning(ctx context.Context, l store.Lease, res *GCRe
 // sweepTemplates removes what killed makers of templates left, and the files of
 // former templates that no VM needs any more.
 func (s *Service) sweepTemplates(ctx context.Context, res *GCResult) {
-	sel, ok := s.selection.peek()
-	if !ok {
-		return // an unprobed backend may have to be tried out first
+	st, err := s.keptTemplates()
+	if err != nil {
+		return // this platform has none
 	}
-	if st := s.templateStore(sel); st != nil {
-		if err := st.Sweep(ctx); err != nil {
-			res.failed(GCAction{Action: "list", Name: st.Dir, Reason: "the templates cannot be looked at"}, err)
-		}
+	if err := st.Sweep(ctx); err != nil {
+		res.failed(GCAction{Action: "list", Name: st.Dir, Reason: "the templates cannot be looked at"}, err)
 	}
 }
 

@@ -15,6 +15,7 @@ type WarmTemplateRequest struct {
 	Image         string
 	CPUs          int
 	MemoryGiB     float64
+	DiskGiB       float64 // a template fits VMs whose disks are as large or larger
 }
 
 // TemplateInfo is a template as the operator sees it.
@@ -52,6 +53,9 @@ func (s *Service) WarmTemplate(ctx context.Context, r WarmTemplateRequest) (*War
 	}
 	if r.MemoryGiB != 0 {
 		vm["memory_gib"] = r.MemoryGiB
+	}
+	if r.DiskGiB != 0 {
+		vm["disk_gib"] = r.DiskGiB
 	}
 	root := ""
 	if r.WorkspaceRoot != "" {

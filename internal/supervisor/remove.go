@@ -31,6 +31,20 @@ func Running(dir string) (bool, error) {
 	return !ok, nil
 }
 
+// PID is the process that last supervised the VM of the instance directory dir,
+// 0 if none is known. It is what that process recorded of itself: a hint.
+func PID(dir string) int {
+	b, err := readBounded(filepath.Join(dir, pidFile), 100)
+	if err != nil {
+		return 0
+	}
+	pid, err := strconv.Atoi(strings.TrimSpace(string(b)))
+	if err != nil || pid <= 1 {
+		return 0
+	}
+	return pid
+}
+
 // leaveTime is how long Remove lets a supervisor go by itself: its last
 // callers may still be taking their answers.
 const leaveTime = linger + 3*time.Second
@@ -81,12 +95,8 @@ func Remove(ctx context.Context, dir, runDir, name string) error {
 // did. While the lock is held, the pid in the directory is of its holder, but
 // for the moment in which a new holder has not removed its predecessor's.
 func killHolder(dir string) bool {
-	b, err := readBounded(filepath.Join(dir, pidFile), 100)
-	if err != nil {
-		return false
-	}
-	pid, err := strconv.Atoi(strings.TrimSpace(string(b)))
-	if err != nil || pid <= 1 || pid == os.Getpid() {
+	pid := PID(dir)
+	if pid == 0 || pid == os.Getpid() {
 		return false
 	}
 	// The handle (a pidfd on Linux) comes before the checks, so that what was

@@ -46,13 +46,13 @@ func (s *Store) List(ctx context.Context) ([]Info, error) {
 	for _, key := range keys {
 		dir := filepath.Join(s.Dir, key)
 		r, _ := readRecord(dir) // an unreadable one names nothing
+		_, made := s.readNote(key)
 		entries, err := os.ReadDir(dir)
 		if err != nil {
 			continue // removed meanwhile
 		}
 		for _, e := range entries {
-			if !e.IsDir() || !strings.HasPrefix(e.Name(), statePrefix) ||
-				e.Name() != r.State && s.readNote(key) != "" { // it is being made
+			if !e.IsDir() || !strings.HasPrefix(e.Name(), statePrefix) || made && e.Name() != r.State {
 				continue
 			}
 			i := Info{State: filepath.Join(dir, e.Name()), Bytes: treeBytes(filepath.Join(dir, e.Name()))}

@@ -2,6 +2,7 @@ package template
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"path/filepath"
 	"time"
@@ -43,19 +44,38 @@ func (s *Store) tryLock(key string) (unlock func(), err error) {
 	return func() { l.Close() }, nil
 }
 
+// silence is how long a maker may give no sign of life before those who wait
+// for it give up: it was stopped, or its host stands still. Tests shorten it.
+var silence = 30 * time.Second
+
 // lock waits for the lock of a key until ctx ends, and tells p what its holder
-// does meanwhile.
+// does meanwhile. A holder that gives no sign of life is an error.
 func (s *Store) lock(ctx context.Context, key string, p backend.Progress) (unlock func(), err error) {
 	tick := time.NewTicker(lockRetry)
 	defer tick.Stop()
-	told := time.Time{}
+	var told, sign time.Time
+	alive := time.Now()
 	for {
 		if unlock, err := s.tryLock(key); err != ErrBusy {
 			return unlock, err
 		}
-		if now := time.Now(); now.Sub(told) >= time.Second {
+		now := time.Now()
+		m, _ := s.readNote(key)
+		if !m.At.Equal(sign) {
+			sign, alive = m.At, now
+		}
+		if now.Sub(alive) > silence {
+			return nil, fault.New(fault.RuntimeNotReady, "the process %d that makes the template has given no sign of life for %s", m.PID, silence).
+				Because("it was stopped, or it hangs").
+				Next("end that process")
+		}
+		if now.Sub(told) >= time.Second {
 			told = now
-			p.Report("template", "waiting for the template that another call makes"+s.readNote(key))
+			message := "waiting for the template that another call makes"
+			if m.Message != "" {
+				message += fmt.Sprintf(" (process %d: %.200s)", m.PID, m.Message)
+			}
+			p.Report("template", message)
 		}
 		select {
 		case <-ctx.Done():

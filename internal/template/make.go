@@ -4,10 +4,10 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"sync"
 	"time"
 
 	"sandboxforge/internal/backend"
@@ -54,9 +54,10 @@ func (s *Store) Make(ctx context.Context, d Description, p backend.Progress, bui
 		return nil, false, fault.Wrap(err, fault.Internal, "cannot create %s", dir).
 			Next("make %s writable, or set SANDBOX_IMAGE_DIR to a directory that is", s.Dir)
 	}
-	note := s.newNote(d.Key, p)
+	doing := "making a template of the image " + d.Image
+	p.Report("template", doing)
+	note := s.newNote(d.Key, p, doing)
 	defer note.remove()
-	note.report("template", "making a template of the image "+d.Image)
 
 	r := record{Format: format, Description: d, State: newStateName()}
 	state := filepath.Join(dir, r.State)
@@ -97,7 +98,7 @@ func publish(dir string, r record) error {
 	if err != nil {
 		return err
 	}
-	err = replace(filepath.Join(dir, recordName), b)
+	err = replace(filepath.Join(dir, recordName), b, true)
 	if err == nil {
 		// The directory's own entry too.
 		err = errors.Join(syncPath(dir), syncPath(filepath.Dir(dir)))
@@ -108,14 +109,15 @@ func publish(dir string, r record) error {
 	return nil
 }
 
-// replace writes a file that is there whole or not at all.
-func replace(path string, b []byte) error {
+// replace writes a file that is there whole or not at all; durable: also after
+// the host crashed.
+func replace(path string, b []byte, durable bool) error {
 	f, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".*")
 	if err != nil {
 		return err
 	}
 	_, err = f.Write(append(b, '\n'))
-	if err == nil {
+	if err == nil && durable {
 		err = f.Sync()
 	}
 	if err = errors.Join(err, f.Close()); err == nil {
@@ -137,55 +139,78 @@ func syncTree(root string) error {
 	})
 }
 
-// note tells others what a maker does.
+// note tells others what a maker does, and that it lives.
 type note struct {
 	s    *Store
 	path string
 	p    backend.Progress
-	last time.Time
+
+	mu  sync.Mutex
+	now making
+
+	quit chan struct{}
+	wg   sync.WaitGroup
 }
 
-// notePeriod bounds how often the note is rewritten; waiting callers read it
-// about as often.
-const notePeriod = 500 * time.Millisecond
+// notePeriod is how often the note is rewritten; waiting callers read it more
+// often.
+const notePeriod = time.Second
 
 // making is the note's text.
 type making struct {
 	PID     int       `json:"pid"`
 	At      time.Time `json:"at"`
-	Stage   string    `json:"stage"`
 	Message string    `json:"message"`
 }
 
-func (s *Store) newNote(key string, p backend.Progress) *note {
-	return &note{s: s, path: s.lockPath(key) + noteSuffix, p: p}
+// newNote starts a note. Remove it.
+func (s *Store) newNote(key string, p backend.Progress, message string) *note {
+	n := &note{s: s, path: s.lockPath(key) + noteSuffix, p: p, now: making{PID: os.Getpid(), Message: message}, quit: make(chan struct{})}
+	n.write()
+	n.wg.Go(func() {
+		tick := time.NewTicker(notePeriod)
+		defer tick.Stop()
+		for {
+			select {
+			case <-n.quit:
+				return
+			case <-tick.C:
+				n.write()
+			}
+		}
+	})
+	return n
 }
 
-// report is called by one goroutine at a time, the build's.
 func (n *note) report(stage, message string) {
 	n.p.Report(stage, message)
-	if now := time.Now(); now.Sub(n.last) >= notePeriod {
-		n.last = now
-		b, err := json.Marshal(making{PID: os.Getpid(), At: now.UTC(), Stage: stage, Message: message})
-		if err == nil {
-			err = replace(n.path, b)
-		}
-		if err != nil {
-			n.s.log().Debug("those who wait for a template are not told", "error", err)
-		}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.now.Message = message
+}
+
+func (n *note) write() {
+	n.mu.Lock()
+	n.now.At = time.Now().UTC()
+	b, err := json.Marshal(n.now)
+	n.mu.Unlock()
+	if err == nil {
+		err = replace(n.path, b, false)
+	}
+	if err != nil {
+		n.s.log().Debug("those who wait for a template are not told", "error", err)
 	}
 }
 
-func (n *note) remove() { os.Remove(n.path) }
+func (n *note) remove() {
+	close(n.quit)
+	n.wg.Wait()
+	os.Remove(n.path)
+}
 
-func (s *Store) readNote(key string) string {
-	b, err := os.ReadFile(s.lockPath(key) + noteSuffix)
-	if err != nil {
-		return ""
-	}
+// readNote is what the maker of a key wrote last; false if there is none.
+func (s *Store) readNote(key string) (making, bool) {
 	var m making
-	if json.Unmarshal(b, &m) != nil || m.Message == "" {
-		return ""
-	}
-	return fmt.Sprintf(" (process %d: %.200s)", m.PID, m.Message)
+	b, err := os.ReadFile(s.lockPath(key) + noteSuffix)
+	return m, err == nil && json.Unmarshal(b, &m) == nil
 }

@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"sandboxforge/internal/backend"
+	"sandboxforge/internal/fault"
 )
 
 // Tests of several processes run this binary again; childEnv is what the child
@@ -116,6 +117,28 @@ func TestEightProcessesMakeOneTemplate(t *testing.T) {
 		t.Errorf("%d makers, states %v", made, states)
 	}
 	wantFiles(t, s, 1)
+}
+
+// A maker that is stopped keeps nobody waiting for ever.
+func TestAStoppedMaker(t *testing.T) {
+	old := silence
+	silence = 2 * notePeriod
+	t.Cleanup(func() { silence = old })
+	s := newStore(t)
+	cmd, out := start(t, s.Dir, "building")
+	if line, err := out.ReadString('\n'); err != nil || line != "at building\n" {
+		t.Fatalf("%q, %v", line, err)
+	}
+	stop(t, cmd.Process)
+	_, _, err := s.Make(t.Context(), describe(1), nil, nil)
+	if !fault.Is(err, fault.RuntimeNotReady) || !strings.Contains(err.Error(), fmt.Sprint(cmd.Process.Pid)) {
+		t.Errorf("waiting for it: %v", err)
+	}
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	cmd.Wait()
+	mustMake(t, s, 1)
 }
 
 // A maker that is killed leaves nothing that is taken for a template, and

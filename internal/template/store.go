@@ -202,7 +202,10 @@ func (s *Store) clear(ctx context.Context, dir string) {
 			os.Remove(filepath.Join(dir, name))
 		}
 	}
-	os.Remove(s.lockPath(filepath.Base(dir)) + noteSuffix)
+	notes, _ := filepath.Glob(s.lockPath(filepath.Base(dir)) + noteSuffix + "*") // the pattern is good
+	for _, n := range notes {
+		os.Remove(n)
+	}
 	if r.State == "" {
 		os.Remove(filepath.Join(dir, usedName))
 		os.Remove(dir) // if it is empty

@@ -19,7 +19,7 @@ func TestMainJob(t *testing.T) {
 	if inst.Bootstrap == nil || !inst.Bootstrap.RuntimeReady || inst.Bootstrap.Network.Status != "created" {
 		t.Fatalf("create with wait_for_ready came back without a ready Docker and its network: %+v", inst.Bootstrap)
 	}
-	if inst.Status != "running" || inst.StartKind != "cold" || inst.Accelerator != accel || inst.Backend != "qemu" {
+	if inst.Status != "running" || inst.StartKind != "clone" || inst.Accelerator != accel || inst.Backend != "qemu" {
 		t.Errorf("status %s, start_kind %s, accelerator %s, backend %s", inst.Status, inst.StartKind, inst.Accelerator, inst.Backend)
 	}
 	if inst.Bootstrap.Sync == nil || inst.Bootstrap.Sync.FilesSent == 0 || inst.Bootstrap.WorkspacePaths.Preferred != "/workspace" {

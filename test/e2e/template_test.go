@@ -64,7 +64,7 @@ func (sv *server) identity(t testing.TB, instance string) map[string]string {
 
 func TestCreateIsACloneOfATemplate(t *testing.T) {
 	st := newState(t, "SANDBOX_IMAGE_DIR="+ownImages(t))
-	if out, err := st.cli("image", "warm", "--image", "minimal", "--memory-gib", "0.25"); err != nil {
+	if out, err := st.cli("image", "warm", "--image", "minimal", "--memory-gib", "0.25", "--disk-gib", "1"); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
 	sv := st.start(t)
@@ -92,6 +92,19 @@ func TestCreateIsACloneOfATemplate(t *testing.T) {
 	sv.must(t, "run_command", obj{"instance_id": c.InstanceID, "command": "ls /etc/mine /tmp/.try /root/.*_history 2>/dev/null; ls /var/lib/sandboxforge/spool | wc -l", "user": "root"}, &r)
 	if n := strings.TrimSpace(r.Stdout); n != "1" && n != "2" { // this command's own, and logBoot's
 		t.Errorf("in a fresh clone: %q", r.Stdout)
+	}
+
+	// What each costs is its own, not what it was promised nor the template.
+	var list sandbox.ListInstancesResult
+	sv.must(t, "list_instances", obj{}, &list)
+	for _, i := range list.Instances {
+		t.Logf("%s: %d MiB of memory, %d KiB of disk", i.InstanceID, i.MemoryPSSBytes>>20, i.DiskUsedBytes>>10)
+		if i.MemoryPSSBytes < 10<<20 || i.MemoryPSSBytes > i.MemoryMiB<<20 || i.DiskUsedBytes == 0 {
+			t.Errorf("it costs %d bytes of memory and %d of disk", i.MemoryPSSBytes, i.DiskUsedBytes)
+		}
+	}
+	if list.TemplateCount != 1 || list.TemplateBytes < 1<<20 {
+		t.Errorf("%d templates of %d bytes", list.TemplateCount, list.TemplateBytes)
 	}
 
 	l := st.templates(t)
@@ -302,7 +315,7 @@ func (s *state) ready(t testing.TB, n int) (pool []sandbox.Instance) {
 
 func TestWarmPool(t *testing.T) {
 	st := newState(t, "SANDBOX_IMAGE_DIR="+ownImages(t), "MAX_INSTANCES=3")
-	if out, err := st.cli("image", "warm", "--image", "minimal", "--memory-gib", "0.25"); err != nil {
+	if out, err := st.cli("image", "warm", "--image", "minimal", "--memory-gib", "0.25", "--disk-gib", "1"); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
 	a := st.start(t, "SANDBOX_WARM_POOL=2")
