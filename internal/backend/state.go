@@ -38,11 +38,19 @@ type StateKeeper interface {
 	StateKey(ctx context.Context, s Spec) (string, error)
 
 	// CheckState looks at a saved state before it is used. It fails with
-	// ErrStateUnfit for one that is damaged, incomplete, or made under another
-	// StateKey than VMs of its own Spec have now. Everything is read once per
-	// boot of the host, and identity, size and time of each file every time.
-	// A file that is damaged while a VM uses it is not noticed.
+	// ErrStateUnfit for one that is damaged, incomplete, made under another
+	// StateKey than VMs of its own Spec have now, or saved before the host's
+	// last boot and not settled. Everything is read once per boot of the host,
+	// and identity, size and time of each file every time. A file that is
+	// damaged while a VM uses it is not noticed.
 	CheckState(ctx context.Context, dir string) (SavedState, error)
+
+	// SettleState has a state that is to outlive this boot of the host written
+	// to the disk, with the disks below it, and a digest of it kept. It takes as
+	// long as reading it. A state saved with SaveOptions.End is settled already.
+	// It fails with ErrStateUnfit as CheckState does, and when ctx ends; the
+	// state is then as it was.
+	SettleState(ctx context.Context, dir string) error
 
 	// RemoveState removes a saved state. A missing one is success; one that
 	// VMs or other states need fails with an *InUseError and is unchanged. Of

@@ -96,6 +96,12 @@ func (c labConfig) open() (backend.Backend, error) {
 				}
 				return c.pass(ctx, "save")
 			},
+			SettleState: func(_ context.Context, dir string) error {
+				if _, err := os.Stat(filepath.Join(c.Faults, "fail-settle")); err == nil {
+					return fmt.Errorf("the test says: %w", syscall.ENOSPC)
+				}
+				return os.WriteFile(filepath.Join(c.Faults, "settled-"+filepath.Base(filepath.Dir(dir))), nil, 0o600)
+			},
 		},
 	})
 }

@@ -8,6 +8,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"syscall"
 	"time"
 	"unicode/utf8"
 
@@ -224,6 +225,11 @@ func (s *Service) write(ctx context.Context, sn store.Snapshot, l store.Lease) (
 	if err != nil {
 		return sn, s.saveFault(ctx, l, err)
 	}
+	if sn.Kind == store.SnapshotKept {
+		if err := s.makeLast(ctx, sn); err != nil {
+			return sn, err
+		}
+	}
 	ready, err := s.store.MoveSnapshot(ctx, sn.SnapshotID, sn.Generation, store.SnapshotReady, &store.Saved{
 		Pause: st.Pause, MemoryBytes: st.MemoryBytes, DiskBytes: st.DiskBytes, Accelerator: st.Accelerator,
 	})
@@ -232,6 +238,26 @@ func (s *Service) write(ctx context.Context, sn store.Snapshot, l store.Lease) (
 	}
 	s.log.Info("state saved", "snapshot", sn.SnapshotID, "instance", l.InstanceID, "pause", st.Pause)
 	return ready, nil
+}
+
+// makeLast settles a saved state: a fork's is needed by VMs that do not outlive
+// the host's next boot, a snapshot may be.
+func (s *Service) makeLast(ctx context.Context, sn store.Snapshot) error {
+	report(ctx, Progress{Stage: "settle", Message: "the instance goes on; writing the snapshot to the disk"})
+	sel, err := s.backends.ByName(sn.Backend)
+	if err != nil {
+		return err
+	}
+	keeper, err := keeperOf(sel.Backend)
+	if err != nil {
+		return err
+	}
+	err = keeper.SettleState(ctx, stateDir(sn.Dir))
+	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
+		return fault.Wrap(err, fault.InsufficientDisk, "no space on the host for snapshot %s", sn.SnapshotID).
+			Next("free space, or delete_snapshot what is no longer needed (list_snapshots shows sizes)")
+	}
+	return err
 }
 
 // saveFault says what became of a save that failed: its supervisor may have died

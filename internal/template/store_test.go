@@ -35,6 +35,8 @@ func (k keeper) CheckState(ctx context.Context, dir string) (backend.SavedState,
 	return backend.SavedState{Dir: dir, MemoryBytes: int64(len(b))}, context.Cause(ctx)
 }
 
+func (keeper) SettleState(context.Context, string) error { return nil }
+
 func (keeper) RemoveState(_ context.Context, dir string) error {
 	if users := usersOf(dir); users != nil {
 		return &backend.InUseError{Dir: dir, Users: users}

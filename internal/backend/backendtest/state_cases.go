@@ -197,6 +197,9 @@ func cloneOfClone(t *testing.T, h *Harness) {
 	late := clone(t, h, "vm-4", second)
 	reach(t, h, late)
 	recall(t, h, late, "two")
+	ok(t, k.SettleState(within(t, limit), second)) // also while VMs use it
+	_, err = k.CheckState(within(t, limit), second)
+	ok(t, err)
 	ok(t, h.Backend.Delete(within(t, limit), "vm-3"))
 	ok(t, h.Backend.Delete(within(t, limit), "vm-4"))
 	ok(t, k.RemoveState(within(t, limit), second))
@@ -347,6 +350,7 @@ func stateDamaged(t *testing.T, h *Harness) {
 	tmp := t.TempDir()
 	ok(t, k.RemoveState(within(t, limit), filepath.Join(tmp, "nobody")))
 	wantUnfit(t, h, filepath.Join(tmp, "nobody"))
+	wantKind(t, k.SettleState(within(t, limit), filepath.Join(tmp, "nobody")), backend.ErrStateUnfit)
 	for _, c := range []struct {
 		name   string
 		damage func(largest string) error

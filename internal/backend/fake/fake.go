@@ -51,8 +51,9 @@ type Hooks struct {
 	// Save is called by Machine.Save before anything is written, SaveHalf when
 	// the guest stands still and the state is half written.
 	Save, SaveHalf func(ctx context.Context, name, dir string) error
-	// CheckState and RemoveState are called with the state's directory.
-	CheckState, RemoveState func(ctx context.Context, dir string) error
+	// CheckState, SettleState and RemoveState are called with the state's
+	// directory.
+	CheckState, SettleState, RemoveState func(ctx context.Context, dir string) error
 	// Boot is what WatchBoot returns, unless the VM or the context ends first.
 	// Nil: every boot succeeds.
 	Boot func(ctx context.Context, name string, o backend.StartOptions) error

@@ -90,6 +90,18 @@ func (b *Backend) CheckState(ctx context.Context, dir string) (backend.SavedStat
 	return b.checkState(ctx, dir)
 }
 
+// SettleState implements backend.StateKeeper.
+func (b *Backend) SettleState(ctx context.Context, dir string) error {
+	if err := b.unsupported(); err != nil {
+		return err
+	}
+	if err := call(b.o.Hooks.SettleState, ctx, dir); err != nil {
+		return err
+	}
+	_, err := b.checkState(ctx, dir)
+	return err
+}
+
 func (b *Backend) checkState(ctx context.Context, dir string) (backend.SavedState, error) {
 	unfit := func(err error, format string, args ...any) error {
 		return fault.Wrap(errors.Join(backend.ErrStateUnfit, err), fault.BackendCommandFailed, "the saved state %s: "+format, append([]any{dir}, args...)...)

@@ -350,7 +350,7 @@ func (s *save) publish(ctx context.Context, f facts, key string) (backend.SavedS
 	}
 	r := stateRecord{
 		Version: stateFormat, Image: s.record.Image, Machine: f.Machine, Accel: v.accel.name,
-		Cmdline: v.cmdline, Layers: s.layers, Files: map[string]fileMark{},
+		Cmdline: v.cmdline, Layers: s.layers, Boot: hostBootID(), Files: map[string]fileMark{},
 		Saved: backend.SavedState{
 			Key: key, Spec: spec, Accelerator: v.accel.String(), CreatedAt: time.Now().UTC(), Pause: s.pause,
 			DiskSize: disk.VirtualSize, Parent: s.parent,
@@ -362,14 +362,14 @@ func (s *save) publish(ctx context.Context, f facts, key string) (backend.SavedS
 		if err != nil {
 			return backend.SavedState{}, err
 		}
-		// To read a gigabyte takes too long for an agent that waits for its
-		// fork: only what is made to last is digested.
-		if s.o.End {
-			if mark.Digest, err = digestFile(ctx, path); err != nil {
-				return backend.SavedState{}, err
-			}
-		}
 		r.Files[name] = mark
+	}
+	// To write and read a gigabyte takes too long for an agent that waits for
+	// its fork: only what is made to last is settled.
+	if s.o.End {
+		if err := settleFiles(ctx, s.dir, &r); err != nil {
+			return backend.SavedState{}, err
+		}
 	}
 	r.Saved.MemoryBytes, r.Saved.DiskBytes = fileUsed(filepath.Join(s.dir, stateMemory)), fileUsed(filepath.Join(s.dir, stateDisk))
 	if err := writeJSON(filepath.Join(s.dir, stateFile), r, s.o.End); err != nil {

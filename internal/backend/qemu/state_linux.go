@@ -45,6 +45,7 @@ type stateRecord struct {
 	Accel   string              `json:"accel"`
 	Cmdline string              `json:"cmdline"`
 	Layers  int                 `json:"layers"` // of saved disks below the state's
+	Boot    string              `json:"boot"`   // of the host, when it was saved
 	Files   map[string]fileMark `json:"files"`
 }
 
@@ -53,7 +54,7 @@ type fileMark struct {
 	Inode  uint64 `json:"inode"`
 	Size   int64  `json:"size"`
 	MTime  int64  `json:"mtime"`
-	Digest string `json:"digest,omitempty"` // empty: was not computed, see save
+	Digest string `json:"digest,omitempty"` // empty: the state is not settled
 }
 
 func markOf(path string) (fileMark, error) {
@@ -222,6 +223,10 @@ func (b *Backend) checkState(ctx context.Context, dir string) (*stateRecord, err
 		want.Digest, got.Digest = "", ""
 		if got != want {
 			return nil, unfit(nil, dir, "its file %s is not the one that was made", name)
+		}
+		if r.Files[name].Digest == "" && r.Boot != hostBootID() {
+			// It may never have reached the disk, and has its size all the same.
+			return nil, unfit(nil, dir, "the host was booted before it was settled")
 		}
 		if want := r.Files[name].Digest; deep && want != "" {
 			got, err := digestFile(ctx, path)

@@ -30,7 +30,7 @@ func madeState(t *testing.T, b *Backend, dir string, change func(*stateRecord)) 
 		t.Fatal(err)
 	}
 	r := stateRecord{
-		Version: stateFormat, Image: img, Accel: v.Accel, Files: map[string]fileMark{},
+		Version: stateFormat, Image: img, Accel: v.Accel, Boot: hostBootID(), Files: map[string]fileMark{},
 		Saved: backend.SavedState{Key: key, Spec: s, CreatedAt: time.Now()},
 	}
 	for _, name := range []string{stateMemory, stateDevices, stateDisk} {
@@ -129,5 +129,88 @@ func TestStateIsReadWholeOncePerBoot(t *testing.T) {
 	}
 	if _, err := b.CheckState(t.Context(), dir); !errors.Is(err, backend.ErrStateUnfit) {
 		t.Errorf("after a boot: %v", err)
+	}
+}
+
+// TestUnsettledStates: what may not have been on the disk when the host went
+// down is not used afterwards, and what was settled is, with its damage found.
+func TestUnsettledStates(t *testing.T) {
+	b, _ := newBackend(t)
+	tmp := t.TempDir()
+	base, dir := filepath.Join(tmp, "base"), filepath.Join(tmp, "state")
+	madeState(t, b, base, func(*stateRecord) {})
+	madeState(t, b, dir, func(r *stateRecord) {
+		r.Saved.Parent = base
+		for name, m := range r.Files {
+			m.Digest = ""
+			r.Files[name] = m
+		}
+	})
+	if err := addUser(base, dir, needsDisk); err != nil {
+		t.Fatal(err)
+	}
+	boot := func() {
+		t.Helper()
+		r, err := readState(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Boot, r.Saved.Dir = "another boot", ""
+		if err := writeJSON(filepath.Join(dir, stateFile), r, false); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, verifiedFile), []byte("another boot"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := b.CheckState(t.Context(), dir); err != nil {
+		t.Fatalf("in the boot of the save: %v", err)
+	}
+	before, err := os.ReadFile(filepath.Join(dir, stateFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	boot()
+	if _, err := b.CheckState(t.Context(), dir); !errors.Is(err, backend.ErrStateUnfit) {
+		t.Errorf("after a boot, not settled: %v", err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, stateFile), before, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := b.SettleState(t.Context(), dir); err != nil {
+			t.Fatal(err)
+		}
+	}
+	boot()
+	if st, err := b.CheckState(t.Context(), dir); err != nil || st.Parent != base {
+		t.Errorf("after a boot, settled: %+v, %v", st, err)
+	}
+	boot()
+	path := filepath.Join(dir, stateMemory)
+	info, err := os.Stat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.OpenFile(path, os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = f.WriteAt([]byte{'X'}, 3)
+	if err = errors.Join(err, f.Close(), os.Chtimes(path, info.ModTime(), info.ModTime())); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.CheckState(t.Context(), dir); !errors.Is(err, backend.ErrStateUnfit) {
+		t.Errorf("damaged, after a boot: %v", err)
+	}
+
+	if err := os.Remove(filepath.Join(base, stateDisk)); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.SettleState(t.Context(), dir); err == nil {
+		t.Error("a state whose disk lies on nothing was settled")
+	}
+	if err := b.SettleState(t.Context(), filepath.Join(tmp, "nobody")); !errors.Is(err, backend.ErrStateUnfit) {
+		t.Errorf("a missing state: %v", err)
 	}
 }
