@@ -191,6 +191,10 @@ func (b *bench) defaults(ctx context.Context) error {
 
 // warm is a create that finds a VM in the pool.
 func (b *bench) warm(ctx context.Context) error {
+	return errors.Join(b.warmed(ctx), b.emptyPool(ctx))
+}
+
+func (b *bench) warmed(ctx context.Context) error {
 	return b.with(ctx, func(s *server) error {
 		res, err := s.create(ctx, map[string]any{"auto_bootstrap": false}) // puts the template in use
 		if err != nil {

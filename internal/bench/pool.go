@@ -2,6 +2,7 @@ package bench
 
 import (
 	"context"
+	"errors"
 	"path/filepath"
 	"time"
 
@@ -29,21 +30,36 @@ func (b *bench) poolFilled(ctx context.Context) error {
 }
 
 // poolReady is how many VMs the pool has ready.
-func (b *bench) poolReady(ctx context.Context) (int, error) {
-	s, err := store.Open(ctx, store.Options{Path: filepath.Join(b.home(), "state", "leases.db")})
-	if err != nil {
-		return 0, err
-	}
-	defer s.Close()
-	leases, err := s.Leases(ctx, store.LeaseFilter{Kind: store.KindPool})
-	if err != nil {
-		return 0, err
-	}
-	n := 0
+func (b *bench) poolReady(ctx context.Context) (n int, err error) {
+	leases, err := b.pool(ctx)
 	for _, l := range leases {
 		if l.Status == store.Running {
 			n++
 		}
 	}
-	return n, nil
+	return n, err
+}
+
+// pool is the VMs of the pool.
+func (b *bench) pool(ctx context.Context) ([]store.Lease, error) {
+	s, err := store.Open(ctx, store.Options{Path: filepath.Join(b.home(), "state", "leases.db")})
+	if err != nil {
+		return nil, err
+	}
+	defer s.Close()
+	return s.Leases(ctx, store.LeaseFilter{Kind: store.KindPool})
+}
+
+// emptyPool ends the VMs that a server kept ready, also when ctx has ended: the
+// server is gone, and they would wait for the next one for half an hour.
+func (b *bench) emptyPool(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), poolLimit)
+	defer cancel()
+	return b.with(ctx, func(s *server) error {
+		leases, err := b.pool(ctx)
+		for _, l := range leases {
+			err = errors.Join(err, s.destroy(ctx, l.InstanceID))
+		}
+		return err
+	})
 }
