@@ -231,7 +231,7 @@ func imageRmCommand(env *Env) *cobra.Command {
 		Use:     "rm NAME[@DIGEST]...",
 		Aliases: []string{"remove"},
 		Short:   "Remove guest images",
-		Long:    "Remove guest images, and the templates made of them. An image that a VM uses\nstays, unless --force is given.",
+		Long:    "Remove guest images, and the templates made of them. An image that a VM or a\nsnapshot uses stays, unless --force is given.",
 		Args:    atLeast(1),
 		RunE: interruptible(func(ctx context.Context, args []string) error {
 			store, err := env.images()
@@ -273,14 +273,14 @@ func imageRmCommand(env *Env) *cobra.Command {
 			return nil
 		}),
 	}
-	cmd.Flags().BoolVarP(&force, "force", "f", false, "also if instances may use it: they break")
+	cmd.Flags().BoolVarP(&force, "force", "f", false, "also if instances or snapshots may use it: they break")
 	jsonFlag(cmd, &asJSON)
 	return cmd
 }
 
 // imageUsers answers who uses an image. Which image a VM boots is the
-// backend's knowledge, so any live instance counts: disks are overlays over
-// the image and are lost with it.
+// backend's knowledge, so any live instance counts, and any snapshot: their
+// disks are overlays over the image and are lost with it.
 func (e *Env) imageUsers(ctx context.Context, force bool) (func(*image.Image) (string, error), error) {
 	if force {
 		return nil, nil
@@ -290,6 +290,13 @@ func (e *Env) imageUsers(ctx context.Context, force bool) (func(*image.Image) (s
 		list, err := svc.ListInstances(ctx, sandbox.ListInstancesRequest{IncludeInternal: true})
 		if err == nil && len(list.Instances) > 0 {
 			by = list.Instances[0].InstanceID
+		}
+		if err != nil || by != "" {
+			return err
+		}
+		saved, err := svc.ListSnapshots(ctx, sandbox.ListSnapshotsRequest{})
+		if err == nil && len(saved.Snapshots) > 0 {
+			by = saved.Snapshots[0].SnapshotID
 		}
 		return err
 	})
