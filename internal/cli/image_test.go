@@ -13,14 +13,14 @@ func TestImageUsers(t *testing.T) {
 	snapshot := []sandbox.Snapshot{{SnapshotID: "snap_0000000a", Status: "ready"}}
 	for _, c := range []struct {
 		name  string
-		f     fakeService
+		f     *fakeService
 		force bool
 		want  string
 	}{
-		{name: "nobody"},
-		{name: "an instance", f: fakeService{instances: instance}, want: "inst_0000000a"},
-		{name: "a snapshot", f: fakeService{snapshots: snapshot}, want: "snap_0000000a"},
-		{name: "forced", f: fakeService{instances: instance, snapshots: snapshot}, force: true},
+		{name: "nobody", f: &fakeService{}},
+		{name: "an instance", f: &fakeService{instances: instance}, want: "inst_0000000a"},
+		{name: "a snapshot", f: &fakeService{snapshots: snapshot}, want: "snap_0000000a"},
+		{name: "forced", f: &fakeService{instances: instance, snapshots: snapshot}, force: true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			env := c.f.env(t)
