@@ -16,6 +16,8 @@ import (
 	"testing"
 	"time"
 
+	"connectrpc.com/connect"
+
 	"sandboxforge/internal/backend"
 	"sandboxforge/internal/backend/fake"
 	"sandboxforge/internal/config"
@@ -55,6 +57,7 @@ type labOrder struct {
 	Fork *ForkInstanceRequest
 	Snap *SnapshotInstanceRequest
 	Rest *RestoreInstanceRequest
+	Make *CreateInstanceRequest
 }
 
 func init() {
@@ -75,7 +78,7 @@ func init() {
 
 func (c labConfig) open() (backend.Backend, error) {
 	return fake.New(c.Dir, fake.Options{
-		States: !c.Plain, Build: c.Build, Serve: serveLabGuest,
+		States: !c.Plain, Build: c.Build, Serve: c.serveGuest,
 		Hooks: fake.Hooks{
 			// A token makes one start fail.
 			Start: func(ctx context.Context, name string) error {
@@ -131,11 +134,12 @@ func (c labConfig) pass(ctx context.Context, name string) error {
 	}
 }
 
-// serveLabGuest is a guest with an agent that does what supervisors need.
-func serveLabGuest(_ string, rw io.ReadWriteCloser) {
+// serveGuest is a guest with an agent that does what supervisors need.
+func (c labConfig) serveGuest(_ string, rw io.ReadWriteCloser) {
 	mux := http.NewServeMux()
 	mux.Handle(guestv1connect.NewSystemHandler(labGuest{}))
-	mux.Handle(guestv1connect.NewProcessesHandler(labProcesses{}))
+	mux.Handle(guestv1connect.NewProcessesHandler(labProcesses{c: c}))
+	mux.Handle(guestv1connect.NewFilesHandler(labFiles{}))
 	p := new(http.Protocols)
 	p.SetUnencryptedHTTP2(true)
 	srv := &http.Server{Handler: mux, Protocols: p}
@@ -168,6 +172,35 @@ func (labGuest) PowerOff(context.Context, *guestv1.PowerOffRequest) (*guestv1.Po
 
 type labProcesses struct {
 	guestv1connect.UnimplementedProcessesHandler
+	c labConfig
+}
+
+// Run says that every command succeeded and printed three bytes. A token makes
+// one hang.
+func (p labProcesses) Run(ctx context.Context, r *guestv1.RunRequest, s *connect.ServerStream[guestv1.FollowResponse]) error {
+	tokens, _ := filepath.Glob(filepath.Join(p.c.Faults, "hang-run-*"))
+	for _, f := range tokens {
+		if os.Remove(f) == nil {
+			<-ctx.Done()
+			return context.Cause(ctx)
+		}
+	}
+	return s.Send(&guestv1.FollowResponse{Event: &guestv1.FollowResponse_Ended{Ended: &guestv1.Process{
+		Id: r.Id, Status: guestv1.ProcessStatus_PROCESS_STATUS_EXITED, StdoutBytes: 3,
+	}}})
+}
+
+func (labProcesses) Forget(context.Context, *guestv1.ForgetRequest) (*guestv1.ForgetResponse, error) {
+	return &guestv1.ForgetResponse{}, nil
+}
+
+// labFiles is a guest without files: without Docker, for one.
+type labFiles struct {
+	guestv1connect.UnimplementedFilesHandler
+}
+
+func (labFiles) Stat(_ context.Context, r *guestv1.StatRequest) (*guestv1.StatResponse, error) {
+	return nil, connect.NewError(connect.CodeNotFound, os.ErrNotExist)
 }
 
 func (labProcesses) List(context.Context, *guestv1.ListRequest) (*guestv1.ListResponse, error) {
@@ -270,13 +303,18 @@ func (l *lab) context() context.Context {
 	return ctx
 }
 
-func (l *lab) create() *CreateInstanceResult {
-	l.t.Helper()
+// request is what the lab asks create_instance for.
+func (l *lab) request() CreateInstanceRequest {
 	no := false
-	r, err := l.s.CreateInstance(l.context(), CreateInstanceRequest{
+	return CreateInstanceRequest{
 		WorkspaceRoot: l.work, AutoBootstrap: &no,
 		Overrides: map[string]any{"vm": map[string]any{"cpus": 1, "memory_gib": 0.0625, "disk_gib": 1}},
-	})
+	}
+}
+
+func (l *lab) create() *CreateInstanceResult {
+	l.t.Helper()
+	r, err := l.s.CreateInstance(l.context(), l.request())
 	if err != nil {
 		l.t.Fatal(err)
 	}
@@ -380,6 +418,8 @@ func labServer(text string) int {
 			v, err = s.SnapshotInstance(ctx, *o.Snap)
 		case o.Rest != nil:
 			v, err = s.RestoreInstance(ctx, *o.Rest)
+		case o.Make != nil:
+			v, err = s.CreateInstance(ctx, *o.Make)
 		}
 	}
 	if err != nil {

@@ -118,17 +118,22 @@ func (s *Service) originOf(ctx context.Context, sel Selected, spec backend.Spec,
 	return o, nil
 }
 
-// reasonOf is an error in one line.
+// reasonOf is an error in one line of bounded length.
 func reasonOf(err error) string {
+	const most = 600
 	f := fault.From(err)
 	msg := f.Message
-	if f.Code == fault.Internal && msg == "" {
-		msg = err.Error()
-	}
-	if f.Cause != "" {
+	switch {
+	case f.Cause != "":
 		msg += ": " + f.Cause
+	case f.Err != nil:
+		msg += ": " + f.Err.Error()
 	}
-	return strings.Join(strings.Fields(msg), " ")
+	msg = strings.Join(strings.Fields(msg), " ")
+	if len(msg) > most {
+		msg = strings.ToValidUTF8(msg[:most], "") + " ..."
+	}
+	return msg
 }
 
 // findTemplate returns the template for VMs of spec, and whether it had to be

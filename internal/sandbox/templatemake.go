@@ -17,15 +17,18 @@ import (
 	"sandboxforge/internal/template"
 )
 
-// Bounds of the making of a template, beyond its boot.
-const (
-	templateAttempts = 2
-	settleLimit      = dockerWait + 2*time.Minute // Docker, then idleness
-	saveLimit        = 5 * time.Minute
-	// idleLimit bounds the wait for idleness; a guest that is still busy then
-	// is saved as it is.
-	idleLimit = time.Minute
-	tryLimit  = 2 * time.Minute // of a clone, to its first command's end
+// templateAttempts is how often the making of a template is tried.
+const templateAttempts = 2
+
+// idleLimit bounds the wait for idleness; a guest that is still busy then is
+// saved as it is.
+const idleLimit = time.Minute
+
+// Bounds of the making of a template, beyond its boot; tests shorten these.
+var (
+	settleLimit = dockerWait + 2*time.Minute // Docker, then idleness
+	saveLimit   = 5 * time.Minute
+	tryLimit    = 2 * time.Minute // of a clone, to its first command's end
 )
 
 // makeTemplate makes the template of key, unless another process does; made
