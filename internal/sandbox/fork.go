@@ -48,16 +48,25 @@ func (s *Service) forkInstance(ctx context.Context, r ForkInstanceRequest, req *
 	if err != nil {
 		return nil, false, err
 	}
-	check := s.childCheck(ctx, l.MemoryMiB, l.DiskBytes, l.CPUs, l.WorkspaceRoot, l.Config, l.MemoryMiB<<20)
 	expires := s.now().Add(ttl)
-	sn, leases, done, err := s.beginSnapshot(ctx, l, store.NewSnapshot{Kind: store.SnapshotFork, Request: req},
-		func(sn store.Snapshot) []store.NewLease {
-			all := make([]store.NewLease, count)
-			for i := range all {
-				all[i] = childLease(sn, expires)
-			}
-			return all
-		}, store.Limits{MaxInstances: s.settings.MaxInstances, Decide: check.decide})
+	children := func(sn store.Snapshot) []store.NewLease {
+		all := make([]store.NewLease, count)
+		for i := range all {
+			all[i] = childLease(sn, expires)
+		}
+		return all
+	}
+	var (
+		sn     store.Snapshot
+		leases []store.Lease
+		done   func()
+	)
+	err = s.withRoom(ctx, func() error {
+		check := s.childCheck(ctx, l.MemoryMiB, l.DiskBytes, l.CPUs, l.WorkspaceRoot, l.Config, l.MemoryMiB<<20)
+		sn, leases, done, err = s.beginSnapshot(ctx, l, store.NewSnapshot{Kind: store.SnapshotFork, Request: req},
+			children, store.Limits{MaxInstances: s.settings.MaxInstances, Decide: check.decide})
+		return err
+	})
 	if err != nil {
 		return nil, false, err
 	}
@@ -73,10 +82,10 @@ func (s *Service) forkInstance(ctx context.Context, r ForkInstanceRequest, req *
 	}
 	sn = saved
 	mark = s.now()
-	children := s.startChildren(ctx, sel, sn, leases)
+	up := s.startChildren(ctx, sel, sn, leases)
 	timings["children"] = s.now().Sub(mark).Milliseconds()
 	timings["total"] = s.now().Sub(began).Milliseconds()
-	out := s.forkResult(sn, children, timings)
+	out := s.forkResult(sn, up, timings)
 	switch {
 	case ctx.Err() != nil:
 		// The last of them takes the state with it.
@@ -84,7 +93,7 @@ func (s *Service) forkInstance(ctx context.Context, r ForkInstanceRequest, req *
 		s.undoAll(ctx, leases, err)
 		s.releaseFork(ctx, sn.SnapshotID)
 	case out.Created == 0:
-		f := fault.From(children[0].err)
+		f := fault.From(up[0].err)
 		err = fault.Wrap(f, f.Code, "none of the %d children of %s came up", count, l.InstanceID).
 			Because("%s", f.Error()).With("children", out.Children)
 		s.releaseFork(ctx, sn.SnapshotID)

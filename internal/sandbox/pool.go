@@ -292,6 +292,17 @@ func (s *Service) shrinkPool(ctx context.Context, keep string) bool {
 	return false
 }
 
+// withRoom admits what begins in a snapshot: where the host has no room for it,
+// ready VMs make some, one at a time, before it is refused.
+func (s *Service) withRoom(ctx context.Context, admit func() error) error {
+	for {
+		err := admit()
+		if !fault.Is(err, fault.InsufficientHostResources) || !s.shrinkPool(ctx, "") {
+			return err
+		}
+	}
+}
+
 // reconcileReady retires a pool's VM whose template is out of force: it would
 // never be claimed.
 func (s *Service) reconcileReady(ctx context.Context, l store.Lease, res *GCResult) (retired bool) {

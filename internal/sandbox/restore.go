@@ -55,15 +55,20 @@ func (s *Service) restoreInstance(ctx context.Context, r RestoreInstanceRequest,
 
 	n := childLease(sn, s.now().Add(ttl))
 	n.Request = req
-	check := s.childCheck(ctx, sn.VMMemoryMiB, sn.VMDiskBytes, sn.VMCPUs, sn.WorkspaceRoot, sn.Config, 0)
-	s.admitting.Add(1)
-	lease, err := s.store.Admit(ctx, n, store.Limits{MaxInstances: s.settings.MaxInstances, Decide: check.decide})
+	var lease store.Lease
+	var done func()
+	err = s.withRoom(ctx, func() error {
+		check := s.childCheck(ctx, sn.VMMemoryMiB, sn.VMDiskBytes, sn.VMCPUs, sn.WorkspaceRoot, sn.Config, 0)
+		s.admitting.Add(1)
+		defer s.admitting.Add(-1)
+		if lease, err = s.store.Admit(ctx, n, store.Limits{MaxInstances: s.settings.MaxInstances, Decide: check.decide}); err == nil {
+			done = s.busy(lease.InstanceID)
+		}
+		return err
+	})
 	if err != nil {
-		s.admitting.Add(-1)
 		return nil, false, err
 	}
-	done := s.busy(lease.InstanceID)
-	s.admitting.Add(-1)
 	defer done()
 	lease, err = s.bringUpChild(ctx, sel, sn, lease, timings)
 	s.record(ctx, "restore_instance", lease.InstanceID, "", err, map[string]any{"snapshot_id": sn.SnapshotID, "timings_ms": timings})
