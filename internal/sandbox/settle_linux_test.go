@@ -41,3 +41,33 @@ func TestSnapshotsLast(t *testing.T) {
 	}
 	l.onlySource(src.InstanceID)
 }
+
+// TestDeleteOfWhatIsBeingMade: a delete has a result or says why not, also when
+// the snapshot becomes ready in the middle of it.
+func TestDeleteOfWhatIsBeingMade(t *testing.T) {
+	l := newLab(t)
+	src := l.create()
+	for range 20 {
+		made := make(chan error, 1)
+		go func() {
+			_, err := l.s.SnapshotInstance(l.context(), SnapshotInstanceRequest{InstanceID: src.InstanceID})
+			made <- err
+		}()
+		for ctx, deleted := l.context(), false; !deleted; {
+			list, err := l.s.ListSnapshots(ctx, ListSnapshotsRequest{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, sn := range list.Snapshots {
+				r, err := l.s.DeleteSnapshot(ctx, DeleteSnapshotRequest{SnapshotID: sn.SnapshotID})
+				if deleted = err == nil; deleted && r == nil {
+					t.Fatal("a delete without a result")
+				}
+			}
+		}
+		if err := <-made; err != nil {
+			t.Error(err)
+		}
+	}
+	l.onlySource(src.InstanceID)
+}

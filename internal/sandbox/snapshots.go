@@ -81,8 +81,10 @@ func (s *Service) DeleteSnapshot(ctx context.Context, r DeleteSnapshotRequest) (
 		return nil, err
 	}
 	if sn.Status == store.SnapshotCreating && s.snapshotAtWork(sn) {
-		_, err := s.store.ReadySnapshot(ctx, r.SnapshotID) // says why not
-		return nil, err
+		// It may have become ready since.
+		if sn, err = s.store.ReadySnapshot(ctx, r.SnapshotID); err != nil {
+			return nil, err
+		}
 	}
 	report(ctx, Progress{Stage: "delete", Message: "removing " + sn.SnapshotID})
 	work, cancel := detached(ctx, 2*time.Minute)
