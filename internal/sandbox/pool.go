@@ -11,6 +11,7 @@ import (
 	"sandboxforge/internal/backend"
 	"sandboxforge/internal/config"
 	"sandboxforge/internal/fault"
+	"sandboxforge/internal/guest"
 	"sandboxforge/internal/store"
 	"sandboxforge/internal/template"
 )
@@ -210,6 +211,23 @@ func (s *Service) fill(ctx context.Context, p poolShape) error {
 	return nil
 }
 
+// warmUp runs in a VM that waits what every command needs, since an emulator
+// translates code when it first runs.
+func (s *Service) warmUp(ctx context.Context, l store.Lease) {
+	ctx, cancel := context.WithTimeout(ctx, tryLimit)
+	defer cancel()
+	c, err := s.links.get(ctx, l.BackendInstanceName)
+	id := guest.NewID("ready-")
+	for i := 0; i < 2 && err == nil; i++ {
+		if _, err = c.Guest().Run(ctx, id, guest.Spec{Command: "true"}, nil); err == nil {
+			err = c.Guest().Forget(ctx, id)
+		}
+	}
+	if err != nil && ctx.Err() == nil {
+		s.log.Info("a ready VM could not be warmed up", "instance", l.InstanceID, "error", err)
+	}
+}
+
 // addReady makes one ready VM, unless there are enough: servers that fill the
 // same pool at once make no more together.
 func (s *Service) addReady(ctx context.Context, p poolShape) error {
@@ -246,6 +264,8 @@ func (s *Service) addReady(ctx context.Context, p poolShape) error {
 		s.undoCreate(ctx, l, err)
 		return err
 	}
+	// From here on anybody may claim it: what goes wrong now is not undone.
+	s.warmUp(ctx, l)
 	s.log.Info("VM ready in the pool", "instance", l.InstanceID, "image", p.spec.Image)
 	return nil
 }

@@ -26,6 +26,10 @@ const templateContent = "2: agent, docker with the network " + defaultNetwork + 
 // name (WarmImage) is tried all the same.
 const templateRest = 10 * time.Minute
 
+// templateRefusal is what a host may take to refuse a VM for want of room, for
+// that not to count as a failure.
+const templateRefusal = 3 * time.Second
+
 // templates is what the service knows of templates beyond the disk.
 type templates struct {
 	mu     sync.Mutex
@@ -185,15 +189,16 @@ func (s *Service) joinMaking(st *template.Store, sel Selected, spec backend.Spec
 		n.mu.Lock()
 		delete(n.making, key)
 		delete(n.failed, key)
-		// A host that has no room now may have some at the next call, and is
-		// asked in no time.
-		if w.err != nil && s.root.Err() == nil && !noRoom(w.err) {
+		// A host that has no room now may have some at the next call; it is asked
+		// again unless it took a boot to find out.
+		took := s.now().Sub(began)
+		if w.err != nil && s.root.Err() == nil && (!noRoom(w.err) || took > templateRefusal) {
 			n.failed[key] = templateFailure{s.now(), reasonOf(w.err)}
 		}
 		n.mu.Unlock()
 		if made || w.err != nil {
 			s.record(s.root, "template_make", "", "", w.err, map[string]any{
-				"key": key, "image": spec.Image, "cpus": spec.CPUs, "memory_mib": spec.MemoryMiB, "duration_ms": s.now().Sub(began).Milliseconds()})
+				"key": key, "image": spec.Image, "cpus": spec.CPUs, "memory_mib": spec.MemoryMiB, "duration_ms": took.Milliseconds()})
 		}
 		close(w.done)
 	})
