@@ -107,6 +107,7 @@ func (s systemService) Info(context.Context, *guestv1.InfoRequest) (*guestv1.Inf
 		out.UptimeNs = ts.Nano()
 	}
 	if device, size, err := rootDevice(); err == nil {
+		out.RootDeviceBytes = size
 		if fs, err := ext4Size(device); err == nil {
 			// mkfs leaves less than a block group unused at the end.
 			out.RootDeviceLarger = size > fs && size-fs >= 8<<20

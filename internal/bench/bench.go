@@ -35,9 +35,9 @@ type Options struct {
 	Progress func(step string)
 }
 
-// Floor starts a VM in a saved state with as little around it as there can be,
+// Floor starts a VM of the state directory home in a saved state with as little around it as there can be,
 // and returns when a first command has run in it. stop ends the VM.
-type Floor func(ctx context.Context, state string, round int) (agent func(context.Context) error, stop func() error, err error)
+type Floor func(ctx context.Context, home, state string, round int) (agent func(context.Context) error, stop func() error, err error)
 
 // part is one group of figures.
 type part struct {

@@ -139,7 +139,7 @@ func (b *bench) floor(ctx context.Context) error {
 	for i := range b.o.Rounds {
 		b.say("bare floor %d of %d", i+1, b.o.Rounds)
 		began := time.Now()
-		agent, stop, err := b.o.Floor(ctx, b.state, i)
+		agent, stop, err := b.o.Floor(ctx, filepath.Join(b.dir, "f"), b.state, i)
 		if err != nil {
 			return fmt.Errorf("bare floor: %w", err)
 		}

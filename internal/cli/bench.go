@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 
@@ -16,6 +17,7 @@ import (
 	"sandboxforge/internal/backends"
 	"sandboxforge/internal/bench"
 	"sandboxforge/internal/cli/ui"
+	"sandboxforge/internal/config"
 )
 
 func benchCommand(env *Env) *cobra.Command {
@@ -44,7 +46,19 @@ Parts for --only: ` + strings.Join(bench.Parts(), ", ") + ".",
 			progress := ui.NewProgress(env.Stderr, ui.ProgressOptions{})
 			defer progress.Close()
 			o.Settings, o.Environ, o.Version = s, os.Environ(), env.Version
-			o.Floor = backends.New(s, slog.New(slog.DiscardHandler)).Floor
+			o.Floor = func(ctx context.Context, home, state string, round int) (func(context.Context) error, func() error, error) {
+				// A directory that no server sweeps.
+				own, err := config.LoadSettings(func(k string) string {
+					if k == "SANDBOXFORGE_HOME" {
+						return home
+					}
+					return env.Getenv(k)
+				}, runtime.GOOS)
+				if err != nil {
+					return nil, nil, err
+				}
+				return backends.New(own, slog.New(slog.DiscardHandler)).Floor(ctx, state, round)
+			}
 			o.Progress = func(step string) { progress.Update("measuring", step) }
 			r, err := bench.Run(ctx, o)
 			progress.Close()

@@ -91,7 +91,8 @@ type Info struct {
 	RootFree         uint64
 	Uptime           time.Duration
 	Time             time.Time
-	RootDeviceLarger bool // the block device is larger than the file system on it
+	RootDeviceLarger bool   // the block device is larger than the file system on it
+	RootDeviceBytes  uint64 // 0: not known
 }
 
 // Info asks for a description of the guest.
@@ -106,6 +107,7 @@ func (c *Client) Info(ctx context.Context) (Info, error) {
 		CPUs: r.Cpus, MemoryBytes: r.MemoryBytes, MemoryAvailable: r.MemoryAvailableBytes,
 		RootSize: r.RootSizeBytes, RootFree: r.RootFreeBytes,
 		Uptime: time.Duration(r.UptimeNs), Time: time.Unix(0, r.TimeUnixNs), RootDeviceLarger: r.RootDeviceLarger,
+		RootDeviceBytes: r.RootDeviceBytes,
 	}, nil
 }
 

@@ -229,6 +229,11 @@ func (s *supervisor) prepare(ctx context.Context, c *guest.Client, began time.Ti
 			return err
 		}
 		s.board.timing("identity", time.Since(t))
+		if clone {
+			if info, err = s.awaitDisk(ctx, c, info); err != nil {
+				return err
+			}
+		}
 		if info.RootDeviceLarger {
 			began := time.Now()
 			if _, err := c.GrowRoot(ctx); err != nil {
@@ -249,6 +254,30 @@ func (s *supervisor) prepare(ctx context.Context, c *guest.Client, began time.Ti
 	}
 	s.armBackstop(ctx, c)
 	return nil
+}
+
+// diskPatience bounds the wait of awaitDisk.
+const diskPatience = 20 * time.Second
+
+// awaitDisk waits until the kernel of a clone has noticed how large its disk
+// is: it was grown while the guest ran, and is no larger than before until then.
+func (s *supervisor) awaitDisk(ctx context.Context, c *guest.Client, info guest.Info) (guest.Info, error) {
+	want := uint64(max(s.opts.Spec.DiskBytes, 0))
+	for until := time.Now().Add(diskPatience); info.RootDeviceBytes != 0 && info.RootDeviceBytes < want; {
+		if time.Now().After(until) {
+			return info, fmt.Errorf("the guest sees a disk of %d bytes where it has %d", info.RootDeviceBytes, want)
+		}
+		select {
+		case <-ctx.Done():
+			return info, context.Cause(ctx)
+		case <-time.After(20 * time.Millisecond):
+		}
+		var err error
+		if info, err = c.Info(ctx); err != nil {
+			return info, err
+		}
+	}
+	return info, nil
 }
 
 // booting says whether the VM was never ready yet.

@@ -3,6 +3,7 @@ package e2e
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -127,6 +128,32 @@ func TestCreateIsACloneOfATemplate(t *testing.T) {
 
 // Whatever happens to a template between two creates, the second gets a VM that
 // works, and says why it was booted if it was.
+// TestCloneHasTheDiskThatWasAskedFor: a template's disk is smaller, and its
+// kernel learns of the new size while it runs.
+func TestCloneHasTheDiskThatWasAskedFor(t *testing.T) {
+	st := newState(t)
+	sv := st.start(t)
+	for _, gib := range []int64{2, 3, 7} {
+		args := minimal(st.workspace)
+		args["overrides"].(obj)["vm"].(obj)["disk_gib"] = gib
+		inst := sv.create(t, args)
+		if inst.StartKind != "clone" {
+			t.Errorf("a %s start: %v", inst.StartKind, inst.Warnings)
+		}
+		var r sandbox.RunCommandResult
+		sv.must(t, "run_command", obj{"instance_id": inst.InstanceID, "command": "cat /sys/class/block/vda/size; df -B1 --output=size / | tail -n 1"}, &r)
+		var sectors, size int64
+		if _, err := fmt.Sscan(r.Stdout, &sectors, &size); err != nil {
+			t.Fatalf("%v in %q", err, r.Stdout)
+		}
+		// What is the file system's own is a few percent.
+		if sectors*512 != gib<<30 || size < gib<<30*9/10 || size > gib<<30 {
+			t.Errorf("%d GiB were asked for, the guest has a disk of %d and room for %d bytes", gib, sectors*512, size)
+		}
+		sv.must(t, "destroy_instance", obj{"instance_id": inst.InstanceID, "force": true}, nil)
+	}
+}
+
 func TestDamagedTemplates(t *testing.T) {
 	st := newState(t, "SANDBOX_IMAGE_DIR="+ownImages(t))
 	sv := st.start(t)

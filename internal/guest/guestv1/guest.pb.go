@@ -328,6 +328,7 @@ type InfoResponse struct {
 	UptimeNs             int64                  `protobuf:"varint,14,opt,name=uptime_ns,json=uptimeNs,proto3" json:"uptime_ns,omitempty"`
 	TimeUnixNs           int64                  `protobuf:"varint,15,opt,name=time_unix_ns,json=timeUnixNs,proto3" json:"time_unix_ns,omitempty"`
 	RootDeviceLarger     bool                   `protobuf:"varint,16,opt,name=root_device_larger,json=rootDeviceLarger,proto3" json:"root_device_larger,omitempty"` // the block device is larger than the file system
+	RootDeviceBytes      uint64                 `protobuf:"varint,17,opt,name=root_device_bytes,json=rootDeviceBytes,proto3" json:"root_device_bytes,omitempty"`    // size of the block device; 0: not known
 	unknownFields        protoimpl.UnknownFields
 	sizeCache            protoimpl.SizeCache
 }
@@ -472,6 +473,13 @@ func (x *InfoResponse) GetRootDeviceLarger() bool {
 		return x.RootDeviceLarger
 	}
 	return false
+}
+
+func (x *InfoResponse) GetRootDeviceBytes() uint64 {
+	if x != nil {
+		return x.RootDeviceBytes
+	}
+	return 0
 }
 
 type SetIdentityRequest struct {
@@ -3739,7 +3747,7 @@ const file_sandboxforge_guest_v1_guest_proto_rawDesc = "" +
 	"\fPingResponse\x12#\n" +
 	"\ragent_version\x18\x01 \x01(\tR\fagentVersion\x12\x17\n" +
 	"\aboot_id\x18\x02 \x01(\tR\x06bootId\"\r\n" +
-	"\vInfoRequest\"\x98\x04\n" +
+	"\vInfoRequest\"\xc4\x04\n" +
 	"\fInfoResponse\x12#\n" +
 	"\ragent_version\x18\x01 \x01(\tR\fagentVersion\x12)\n" +
 	"\x10protocol_version\x18\x02 \x01(\rR\x0fprotocolVersion\x12\x17\n" +
@@ -3759,7 +3767,8 @@ const file_sandboxforge_guest_v1_guest_proto_rawDesc = "" +
 	"\tuptime_ns\x18\x0e \x01(\x03R\buptimeNs\x12 \n" +
 	"\ftime_unix_ns\x18\x0f \x01(\x03R\n" +
 	"timeUnixNs\x12,\n" +
-	"\x12root_device_larger\x18\x10 \x01(\bR\x10rootDeviceLarger\"\x8b\x01\n" +
+	"\x12root_device_larger\x18\x10 \x01(\bR\x10rootDeviceLarger\x12*\n" +
+	"\x11root_device_bytes\x18\x11 \x01(\x04R\x0frootDeviceBytes\"\x8b\x01\n" +
 	"\x12SetIdentityRequest\x12\x1a\n" +
 	"\bhostname\x18\x01 \x01(\tR\bhostname\x12\x1d\n" +
 	"\n" +
