@@ -167,12 +167,31 @@ func (s *Service) reconcileRunning(ctx context.Context, l store.Lease, res *GCRe
 	default:
 		// A socket can be swept away under a supervisor that lives: it holds
 		// its directory as long as it does, and puts the socket back.
-		if on, err := supervisor.Running(s.instanceDir(name)); on || err != nil {
+		if on, err := s.staysRunning(ctx, s.instanceDir(name)); on || err != nil {
 			res.failed(GCAction{Action: "dial", InstanceID: l.InstanceID, Name: name, Reason: "the supervisor lives, but nothing answers at its socket"},
 				cmp.Or(err, supervisor.ErrNotRunning))
 			return
 		}
 		s.finish(ctx, l, store.Destroying, "its supervisor died", res)
+	}
+}
+
+// dying is how long a supervisor that was killed may take to let go of its
+// directory: a process holds its locks until its memory is taken apart.
+const dying = 3 * time.Second
+
+// staysRunning says whether a supervisor holds its directory, and goes on to.
+func (s *Service) staysRunning(ctx context.Context, dir string) (bool, error) {
+	for until := time.Now().Add(dying); ; {
+		on, err := supervisor.Running(dir)
+		if !on || err != nil || time.Now().After(until) {
+			return on, err
+		}
+		select {
+		case <-time.After(20 * time.Millisecond):
+		case <-ctx.Done():
+			return on, context.Cause(ctx)
+		}
 	}
 }
 

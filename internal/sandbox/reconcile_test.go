@@ -70,3 +70,29 @@ func TestALivingSupervisorWithoutASocketIsLeftAlone(t *testing.T) {
 		t.Errorf("when it is free: %s, %q, %v", now.Status, now.EndReason, err)
 	}
 }
+
+// TestADyingSupervisorIsWaitedFor: a killed process holds its lock a little
+// longer than its socket; that is no failure.
+func TestADyingSupervisorIsWaitedFor(t *testing.T) {
+	s := emptyService(t)
+	l := runningLease(t, s)
+	dir := s.instanceDir(l.BackendInstanceName)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	held := flock.New(filepath.Join(dir, "supervisor.lock"))
+	if ok, err := held.TryLock(); !ok || err != nil {
+		t.Fatal(ok, err)
+	}
+	released := make(chan error, 1)
+	time.AfterFunc(150*time.Millisecond, func() { released <- held.Close() })
+	res := &GCResult{}
+	s.reconcileLease(t.Context(), l, res)
+	if err := <-released; err != nil {
+		t.Fatal(err)
+	}
+	now, err := s.store.Lease(t.Context(), l.InstanceID)
+	if err != nil || now.Status != store.Destroyed || len(res.Failures) != 0 {
+		t.Errorf("%s, %+v, %v", now.Status, res, err)
+	}
+}
