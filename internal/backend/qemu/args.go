@@ -40,9 +40,12 @@ type machine struct {
 	disk    string // path of the qcow2 overlay; empty: none
 	network bool   // with a card on fdNetwork
 	agent   bool   // with the agent's port on fdAgent
-	load    bool   // begins in the saved state on fdState, paused
-	monitor bool   // with QMP on fdMonitor
-	sandbox bool   // QEMU's seccomp filter
+	// noGeneration leaves out the device that tells a kernel that it was
+	// cloned; arm64 has none anyway.
+	noGeneration bool
+	load         bool // begins in the saved state on fdState, paused
+	monitor      bool // with QMP on fdMonitor
+	sandbox      bool // QEMU's seccomp filter
 }
 
 // memory is the guest's RAM. A named file is what templates are made of.
@@ -114,7 +117,7 @@ func (m machine) args() []string {
 			"-device", "virtserialport,bus=serial.0,nr=1,chardev=agent,id=agent-port,name="+agentPort)
 	}
 	add("-object", "rng-random,id=entropy,filename=/dev/urandom", "-device", "virtio-rng-pci,rng=entropy,id=rng")
-	if m.arch == "amd64" {
+	if m.arch == "amd64" && !m.noGeneration {
 		add("-device", "vmgenid,guid=auto,id=generation")
 	}
 	if m.load {

@@ -19,6 +19,8 @@ import (
 type Backend struct {
 	c      Config
 	limits limits
+	// noGeneration makes VMs without that device; for tests.
+	noGeneration bool
 }
 
 // limits are how long guests may take. Tests shorten them.
@@ -44,7 +46,7 @@ func New(c Config) (*Backend, error) {
 				Next("make it writable, or set SANDBOXFORGE_HOME to a directory that is")
 		}
 	}
-	return &Backend{c, limits{kvmTrial, tcgTrial, kvmSilence, tcgSilence}}, nil
+	return &Backend{c: c, limits: limits{kvmTrial, tcgTrial, kvmSilence, tcgSilence}}, nil
 }
 
 // Name implements backend.Backend.

@@ -141,7 +141,7 @@ func (b *Backend) machineOf(ctx context.Context, name string, r *vmRecord, f fac
 		memory: memory{mib: s.MemoryMiB, file: filepath.Join(dir, memoryFile), share: s.MemoryFile},
 		kernel: r.Image.Kernel, initrd: r.Image.Initrd,
 		cmdline: kernelCmdline(r.Image.Cmdline+clockRate(r.Image.Arch, accel), s.Hostname), disk: r.disk(dir),
-		network: true, agent: true, monitor: true, sandbox: f.Sandbox,
+		network: true, agent: true, monitor: true, sandbox: f.Sandbox, noGeneration: b.noGeneration,
 	}
 	if s.From == "" {
 		// A leftover of an attempt before would be another guest's memory.
