@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"sandboxforge/internal/fault"
@@ -48,13 +49,13 @@ func TestFork(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(l.s.manifestDir(lease), "aa.manifest"), []byte("m"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	var seen []Progress
-	r, err := l.s.ForkInstance(WithProgress(l.context(), func(p Progress) { seen = append(seen, p) }), ForkInstanceRequest{InstanceID: src.InstanceID, Count: count(3)})
+	var seen atomic.Int64
+	r, err := l.s.ForkInstance(WithProgress(l.context(), func(Progress) { seen.Add(1) }), ForkInstanceRequest{InstanceID: src.InstanceID, Count: count(3)})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if r.Status != "ok" || r.Created != 3 || r.Failed != 0 || len(r.Children) != 3 || r.PauseMS <= 0 || r.RunningTasks != 1 ||
-		len(r.Warnings) != 1 || !strings.Contains(r.Warnings[0], "1 task(s)") || len(seen) == 0 {
+		len(r.Warnings) != 1 || !strings.Contains(r.Warnings[0], "1 task(s)") || seen.Load() == 0 {
 		t.Errorf("%+v", r)
 	}
 	for _, c := range r.Children {

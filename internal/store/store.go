@@ -199,14 +199,21 @@ func examineWith(ctx context.Context, path, how string) error {
 	}
 	defer db.Close()
 	db.SetMaxOpenConns(1)
+	// In one transaction: another process may be making the database, and its
+	// tables must not be seen without its mark.
+	tx, err := db.BeginTx(ctx, &sql.TxOptions{ReadOnly: true})
+	if err != nil {
+		return err
+	}
+	defer tx.Rollback() //nolint:errcheck // nothing was written
 	var version, app, tables int
-	if err := db.QueryRowContext(ctx, "PRAGMA user_version").Scan(&version); err != nil {
+	if err := tx.QueryRowContext(ctx, "SELECT count(*) FROM sqlite_schema").Scan(&tables); err != nil {
 		return err
 	}
-	if err := db.QueryRowContext(ctx, "PRAGMA application_id").Scan(&app); err != nil {
+	if err := tx.QueryRowContext(ctx, "PRAGMA user_version").Scan(&version); err != nil {
 		return err
 	}
-	if err := db.QueryRowContext(ctx, "SELECT count(*) FROM sqlite_schema").Scan(&tables); err != nil {
+	if err := tx.QueryRowContext(ctx, "PRAGMA application_id").Scan(&app); err != nil {
 		return err
 	}
 	switch {

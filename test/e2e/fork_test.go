@@ -214,6 +214,8 @@ func TestSyncInAFork(t *testing.T) {
 // is ready without a wait.
 func TestForkWithDocker(t *testing.T) {
 	sv, src := shared(t)
+	// Others write to this workspace.
+	sv.must(t, "sync_workspace_to_instance", obj{"instance_id": src.InstanceID}, nil)
 	f := sv.fork(t, src.InstanceID, 1)
 	child := f.Children[0].InstanceID
 	defer destroyAll(t, sv, child)
