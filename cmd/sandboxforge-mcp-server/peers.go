@@ -11,9 +11,10 @@ import (
 	"sandboxforge/internal/host"
 )
 
-// peers decides whose HTTP connections are served. A VM's user network reaches
-// the loopback of this machine, and what comes from there looks like a program
-// of this machine in everything but the process that holds the connection.
+// peers decides whose HTTP connections are served. A hypervisor with a network of
+// its own can reach the loopback of this machine, and what comes from there looks
+// like a program of this machine in everything but the process that holds the
+// connection.
 type peers struct {
 	log    *slog.Logger
 	token  bool         // every request must carry one
