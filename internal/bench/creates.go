@@ -74,6 +74,24 @@ func (b *bench) cold(ctx context.Context) error {
 	}, "SANDBOX_TEMPLATES=off")
 }
 
+// firstResult creates an instance of the wanted start_kind and runs a command in
+// it. It returns how long the create took, and both, in milliseconds.
+func (s *server) firstResult(ctx context.Context, want string) (res sandbox.CreateInstanceResult, created, first float64, err error) {
+	began := time.Now()
+	if res, err = s.create(ctx, map[string]any{"auto_bootstrap": false}); err != nil {
+		return res, 0, 0, err
+	}
+	created = ms(time.Since(began))
+	if _, err = s.run(ctx, res.InstanceID, "true"); err != nil {
+		return res, 0, 0, err
+	}
+	first = ms(time.Since(began))
+	if res.StartKind != want {
+		return res, 0, 0, fault.New(fault.Internal, "a %s start was measured as %s: %v", res.StartKind, want, res.Warnings)
+	}
+	return res, created, first, nil
+}
+
 // clone is a create by a fresh server, to the first result of a command.
 func (b *bench) clone(ctx context.Context) error {
 	if err := b.makeTemplate(ctx); err != nil {
@@ -84,19 +102,11 @@ func (b *bench) clone(ctx context.Context) error {
 	for i := range b.o.Rounds {
 		b.say("clone %d of %d", i+1, b.o.Rounds)
 		err := b.with(ctx, func(s *server) error {
-			began := time.Now()
-			res, err := s.create(ctx, map[string]any{"auto_bootstrap": false})
+			res, c, f, err := s.firstResult(ctx, "clone")
 			if err != nil {
 				return err
 			}
-			created = append(created, ms(time.Since(began)))
-			if _, err := s.run(ctx, res.InstanceID, "true"); err != nil {
-				return err
-			}
-			first = append(first, ms(time.Since(began)))
-			if res.StartKind != "clone" {
-				return fault.New(fault.Internal, "a %s start was measured as a clone: %v", res.StartKind, res.Warnings)
-			}
+			created, first = append(created, c), append(first, f)
 			split.add(res.TimingsMS)
 			return nil
 		})
@@ -209,19 +219,11 @@ func (b *bench) warmed(ctx context.Context) error {
 			if err := b.poolFilled(ctx); err != nil {
 				return err
 			}
-			began := time.Now()
-			res, err := s.create(ctx, map[string]any{"auto_bootstrap": false})
+			res, c, f, err := s.firstResult(ctx, "warm")
 			if err != nil {
 				return err
 			}
-			created = append(created, ms(time.Since(began)))
-			if _, err := s.run(ctx, res.InstanceID, "true"); err != nil {
-				return err
-			}
-			first = append(first, ms(time.Since(began)))
-			if res.StartKind != "warm" {
-				return fault.New(fault.Internal, "a %s start was measured as a warm one", res.StartKind)
-			}
+			created, first = append(created, c), append(first, f)
 			if err := s.destroy(ctx, res.InstanceID); err != nil {
 				return err
 			}

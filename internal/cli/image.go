@@ -3,14 +3,13 @@ package cli
 import (
 	"context"
 	"fmt"
-	"os"
-	"path/filepath"
 	"runtime"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"sandboxforge/internal/cli/ui"
+	"sandboxforge/internal/host"
 	"sandboxforge/internal/image"
 	"sandboxforge/internal/sandbox"
 )
@@ -324,23 +323,8 @@ func isCurrent(img *image.Image) bool {
 func infoOf(img *image.Image, current bool) imageInfo {
 	return imageInfo{
 		Name: img.Name, Arch: img.Arch, Digest: img.Digest, Created: img.Manifest.Created, Suite: img.Manifest.Suite,
-		Kernel: img.Manifest.KernelRelease, Current: current, DiskBytes: treeBytes(img.Dir), Dir: img.Dir,
+		Kernel: img.Manifest.KernelRelease, Current: current, DiskBytes: host.TreeAllocated(img.Dir), Dir: img.Dir,
 	}
-}
-
-// treeBytes is what a directory's files take up on disk, holes left out where
-// the system tells.
-func treeBytes(dir string) int64 {
-	var n int64
-	filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
-		if err == nil && d.Type().IsRegular() {
-			if info, err := d.Info(); err == nil {
-				n += allocated(info)
-			}
-		}
-		return nil
-	})
-	return n
 }
 
 func short(digest string) string {

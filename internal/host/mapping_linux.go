@@ -6,8 +6,6 @@ import (
 	"os"
 	"strconv"
 	"strings"
-
-	"golang.org/x/sys/unix"
 )
 
 // SharedOfFile is what a process has mapped of a file and not made its own by
@@ -41,14 +39,4 @@ func SharedOfFile(pid int, path string) (bytes int64) {
 		}
 	}
 	return max(bytes, 0)
-}
-
-// FileAllocated is what a file takes up on the disk, in bytes; zero where it is
-// gone.
-func FileAllocated(path string) int64 {
-	var st unix.Stat_t
-	if unix.Stat(path, &st) != nil {
-		return 0
-	}
-	return st.Blocks * 512
 }

@@ -3,17 +3,15 @@ package sandbox
 import (
 	"context"
 	"errors"
-	"io/fs"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"strings"
 	"syscall"
 	"testing"
 	"time"
 
 	"sandboxforge/internal/config"
 	"sandboxforge/internal/fault"
+	"sandboxforge/internal/smalldisk"
 	"sandboxforge/internal/store"
 )
 
@@ -21,27 +19,9 @@ import (
 // cleared away, while the disk that holds the state is full. It runs in a mount
 // namespace of its own, on a small file system.
 func TestAFullDisk(t *testing.T) {
-	const inside = "SANDBOXFORGE_TEST_SMALL_DISK"
-	dir := os.Getenv(inside)
-	if dir == "" {
-		c := exec.Command("/proc/self/exe", "-test.run=^TestAFullDisk$", "-test.v")
-		c.Env = append(os.Environ(), inside+"="+t.TempDir())
-		c.SysProcAttr = &syscall.SysProcAttr{
-			Cloneflags:  syscall.CLONE_NEWUSER | syscall.CLONE_NEWNS,
-			UidMappings: []syscall.SysProcIDMap{{HostID: os.Geteuid(), Size: 1}},
-			GidMappings: []syscall.SysProcIDMap{{HostID: os.Getegid(), Size: 1}},
-		}
-		out, err := c.CombinedOutput()
-		if errors.Is(err, fs.ErrPermission) || strings.Contains(string(out), "no small disk") {
-			t.Skipf("this system gives users no mount namespaces: %v %s", err, out)
-		}
-		if err != nil {
-			t.Fatalf("%v\n%s", err, out)
-		}
+	dir, inside := smalldisk.Run(t, "2m")
+	if !inside {
 		return
-	}
-	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, "size=2m"); err != nil {
-		t.Fatal("no small disk: ", err)
 	}
 	for _, c := range []struct {
 		name  string

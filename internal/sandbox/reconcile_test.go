@@ -42,10 +42,10 @@ func runningLease(t *testing.T, s *Service) store.Lease {
 	return l
 }
 
-// A supervisor that holds its directory lives, even if its socket was swept
-// away: its VM is not ended for that.
-func TestALivingSupervisorWithoutASocketIsLeftAlone(t *testing.T) {
-	s := emptyService(t)
+// heldLease is a running lease whose instance directory is locked, as by a
+// supervisor whose socket is not there.
+func heldLease(t *testing.T, s *Service) (store.Lease, *flock.Flock) {
+	t.Helper()
 	l := runningLease(t, s)
 	dir := s.instanceDir(l.BackendInstanceName)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -55,6 +55,14 @@ func TestALivingSupervisorWithoutASocketIsLeftAlone(t *testing.T) {
 	if ok, err := held.TryLock(); !ok || err != nil {
 		t.Fatal(ok, err)
 	}
+	return l, held
+}
+
+// A supervisor that holds its directory lives, even if its socket was swept
+// away: its VM is not ended for that.
+func TestALivingSupervisorWithoutASocketIsLeftAlone(t *testing.T) {
+	s := emptyService(t)
+	l, held := heldLease(t, s)
 	res := &GCResult{}
 	s.reconcileLease(t.Context(), l, res)
 	now, err := s.store.Lease(t.Context(), l.InstanceID)
@@ -75,15 +83,7 @@ func TestALivingSupervisorWithoutASocketIsLeftAlone(t *testing.T) {
 // longer than its socket; that is no failure.
 func TestADyingSupervisorIsWaitedFor(t *testing.T) {
 	s := emptyService(t)
-	l := runningLease(t, s)
-	dir := s.instanceDir(l.BackendInstanceName)
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	held := flock.New(filepath.Join(dir, "supervisor.lock"))
-	if ok, err := held.TryLock(); !ok || err != nil {
-		t.Fatal(ok, err)
-	}
+	l, held := heldLease(t, s)
 	released := make(chan error, 1)
 	time.AfterFunc(150*time.Millisecond, func() { released <- held.Close() })
 	res := &GCResult{}

@@ -1,42 +1,22 @@
 package supervisor
 
 import (
-	"errors"
-	"io/fs"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
+
+	"sandboxforge/internal/smalldisk"
 )
 
 // TestAnEndOnAFullDisk: why a VM ended is recorded although there is no room,
 // and so is that its tasks' output is missing. It runs in a mount namespace of
 // its own, on a small file system.
 func TestAnEndOnAFullDisk(t *testing.T) {
-	const inside = "SANDBOXFORGE_TEST_SMALL_DISK"
-	dir := os.Getenv(inside)
-	if dir == "" {
-		c := exec.Command("/proc/self/exe", "-test.run=^TestAnEndOnAFullDisk$", "-test.v")
-		c.Env = append(os.Environ(), inside+"="+t.TempDir())
-		c.SysProcAttr = &syscall.SysProcAttr{
-			Cloneflags:  syscall.CLONE_NEWUSER | syscall.CLONE_NEWNS,
-			UidMappings: []syscall.SysProcIDMap{{HostID: os.Geteuid(), Size: 1}},
-			GidMappings: []syscall.SysProcIDMap{{HostID: os.Getegid(), Size: 1}},
-		}
-		out, err := c.CombinedOutput()
-		if errors.Is(err, fs.ErrPermission) || strings.Contains(string(out), "no small disk") {
-			t.Skipf("this system gives users no mount namespaces: %v %s", err, out)
-		}
-		if err != nil {
-			t.Fatalf("%v\n%s", err, out)
-		}
+	dir, inside := smalldisk.Run(t, "1m")
+	if !inside {
 		return
-	}
-	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, "size=1m"); err != nil {
-		t.Fatal("no small disk: ", err)
 	}
 	if err := reserveEnd(dir); err != nil {
 		t.Fatal(err)

@@ -7,8 +7,6 @@ import (
 	"os"
 )
 
-func allocated(info os.FileInfo) int64 { return info.Size() }
-
 // syncPath has a file written to the disk. Directories cannot be, there.
 func syncPath(path string) error {
 	f, err := os.OpenFile(path, os.O_RDWR, 0)

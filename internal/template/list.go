@@ -13,6 +13,7 @@ import (
 
 	"sandboxforge/internal/backend"
 	"sandboxforge/internal/fault"
+	"sandboxforge/internal/host"
 )
 
 // UserLister is implemented by StateKeepers that can say who needs a state
@@ -55,7 +56,7 @@ func (s *Store) List(ctx context.Context) ([]Info, error) {
 			if !e.IsDir() || !strings.HasPrefix(e.Name(), statePrefix) || made && e.Name() != r.State {
 				continue
 			}
-			i := Info{State: filepath.Join(dir, e.Name()), Bytes: treeBytes(filepath.Join(dir, e.Name()))}
+			i := Info{State: filepath.Join(dir, e.Name()), Bytes: host.TreeAllocated(filepath.Join(dir, e.Name()))}
 			if e.Name() == r.State {
 				i.Description, i.Created, i.LastUsed = r.Description, r.Created, r.Created
 				if st, err := os.Stat(filepath.Join(dir, usedName)); err == nil {
@@ -182,7 +183,7 @@ func (s *Store) Evict(ctx context.Context, keep string) (removed []Info, err err
 			}
 			continue
 		}
-		if left := treeBytes(i.State); left < i.Bytes {
+		if left := host.TreeAllocated(i.State); left < i.Bytes {
 			total -= i.Bytes - left
 			removed = append(removed, i)
 			s.log().Info("template removed to make room", "key", i.Key[:keyDigits], "image", i.Image, "bytes", i.Bytes)
@@ -192,19 +193,4 @@ func (s *Store) Evict(ctx context.Context, keep string) (removed []Info, err err
 		s.log().Warn(fmt.Sprintf("templates take %d bytes, the limit is %d: those that are left are in use", total, s.CapBytes))
 	}
 	return removed, ctx.Err()
-}
-
-// treeBytes is what a directory's files take up on the disk, holes left out
-// where the system tells.
-func treeBytes(dir string) int64 {
-	var n int64
-	filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
-		if err == nil && d.Type().IsRegular() {
-			if info, err := d.Info(); err == nil {
-				n += allocated(info)
-			}
-		}
-		return nil
-	})
-	return n
 }

@@ -13,6 +13,7 @@ import (
 
 	"sandboxforge/internal/backend"
 	"sandboxforge/internal/fault"
+	"sandboxforge/internal/host"
 )
 
 // Backend runs VMs with QEMU. See the package documentation.
@@ -176,7 +177,7 @@ func (b *Backend) inspect(name string) (backend.Info, error) {
 	if !st.IsDir() {
 		return backend.Info{}, fmt.Errorf("%s is not a directory: %w", dir, fs.ErrNotExist)
 	}
-	info := backend.Info{Name: name, State: backend.Stopped, Dir: dir, DiskUsed: diskUsed(dir)}
+	info := backend.Info{Name: name, State: backend.Stopped, Dir: dir, DiskUsed: host.TreeAllocated(dir)}
 	if running, err := b.isRunning(name); err != nil {
 		return info, err
 	} else if running {
@@ -222,20 +223,6 @@ func (b *Backend) isRunning(name string) (bool, error) {
 func (r runRecord) current() bool {
 	ticks, err := startTicks(r.PID)
 	return err == nil && ticks == r.StartTicks
-}
-
-// diskUsed is what the files of a directory take on the host, in bytes.
-func diskUsed(dir string) (n int64) {
-	filepath.WalkDir(dir, func(_ string, d fs.DirEntry, err error) error {
-		if err != nil || !d.Type().IsRegular() {
-			return nil
-		}
-		if st, err := d.Info(); err == nil {
-			n += st.Sys().(*syscall.Stat_t).Blocks * 512
-		}
-		return nil
-	})
-	return n
 }
 
 // List implements backend.Backend.

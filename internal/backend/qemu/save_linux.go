@@ -14,6 +14,7 @@ import (
 
 	"sandboxforge/internal/backend"
 	"sandboxforge/internal/fault"
+	"sandboxforge/internal/host"
 )
 
 // maxLayers bounds the chain of disks below a guest: each save of a VM that
@@ -371,22 +372,13 @@ func (s *save) publish(ctx context.Context, f facts, key string) (backend.SavedS
 			return backend.SavedState{}, err
 		}
 	}
-	r.Saved.MemoryBytes, r.Saved.DiskBytes = fileUsed(filepath.Join(s.dir, stateMemory)), fileUsed(filepath.Join(s.dir, stateDisk))
+	r.Saved.MemoryBytes, r.Saved.DiskBytes = host.FileAllocated(filepath.Join(s.dir, stateMemory)), host.FileAllocated(filepath.Join(s.dir, stateDisk))
 	if err := writeJSON(filepath.Join(s.dir, stateFile), r, s.o.End); err != nil {
 		return backend.SavedState{}, err
 	}
 	v.b.setVerified(s.dir)
 	r.Saved.Dir = s.dir
 	return r.Saved, nil
-}
-
-// fileUsed is what a file takes on the host, in bytes.
-func fileUsed(path string) int64 {
-	var st unix.Stat_t
-	if unix.Stat(path, &st) != nil {
-		return 0
-	}
-	return st.Blocks * 512
 }
 
 // moveFile renames a file, or copies it where it has to go to another file
