@@ -289,7 +289,7 @@ func childLease(sn store.Snapshot, expires time.Time) store.NewLease {
 		WorkspaceRoot: sn.WorkspaceRoot, WorkspaceID: sn.WorkspaceID, ExpiresAt: expires,
 		MemoryMiB: sn.VMMemoryMiB, DiskBytes: sn.VMDiskBytes, CPUs: sn.VMCPUs,
 		RuntimeName: sn.RuntimeName, RuntimeReady: sn.RuntimeReady, DockerCommand: sn.DockerCommand, RemotePath: sn.RemotePath,
-		Config: sn.Config, Spec: text, ParentSnapshot: sn.SnapshotID,
+		Config: sn.Config, Spec: text, Connection: sn.Connection, ParentSnapshot: sn.SnapshotID,
 	}
 }
 

@@ -34,6 +34,7 @@ type NewLease struct {
 	AutoBootstrap bool
 	Config        json.RawMessage
 	Spec          json.RawMessage
+	Connection    json.RawMessage
 	// ParentSnapshot is the snapshot in which the VM is to begin: it must be
 	// ready, or the admission fails as in ReadySnapshot, and it stays as long as
 	// the lease is active. Its source becomes the lease's ParentInstance.
@@ -194,7 +195,7 @@ func (s *Store) insertLease(ctx context.Context, tx *sql.Tx, n NewLease, parentI
 			n.ProfileName, n.WorkspaceRoot, n.WorkspaceID, s.self.Session, s.self.Session, s.self.PID, s.self.Boot, s.self.Start,
 			now, stamp(n.ExpiresAt), now, n.MemoryMiB, n.DiskBytes, n.CPUs, n.Accelerator, n.StartKind, n.RuntimeName,
 			n.RemotePath, n.AutoBootstrap, request, text(n.Config), text(n.Spec), n.RuntimeReady, n.DockerCommand,
-			n.ParentSnapshot, parentInstance))
+			n.ParentSnapshot, parentInstance, text(n.Connection)))
 		if !isUnique(err) || attempt == idAttempts {
 			return l, err
 		}

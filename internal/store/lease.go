@@ -73,6 +73,10 @@ type Lease struct {
 	Config  json.RawMessage // the resolved configuration, as it was at creation
 	Spec    json.RawMessage
 	Timings json.RawMessage
+
+	// Connection is how to reach the instance's services: the variables that
+	// its commands get, as a JSON object of strings. Secrets are among them.
+	Connection json.RawMessage
 }
 
 // Patch changes what is known about an active lease. Nil fields stay.
@@ -87,6 +91,7 @@ type Patch struct {
 	Config        json.RawMessage
 	Spec          json.RawMessage
 	Timings       json.RawMessage
+	Connection    json.RawMessage // {} for none
 }
 
 // LeaseFilter selects leases. The zero filter selects every active one.

@@ -4,7 +4,7 @@ const leaseColumns = `instance_id, kind, status, generation, backend, backend_in
 	workspace_root, workspace_id, owner_session, holder_session, holder_pid, holder_boot, holder_start,
 	created_at, expires_at, last_used_at, ended_at, end_reason, error, memory_mib, disk_bytes, cpus,
 	accelerator, start_kind, ssh_port, runtime_name, runtime_ready, docker_command, remote_path,
-	auto_bootstrap, request_id, parent_snapshot, parent_instance, config, spec, timings`
+	auto_bootstrap, request_id, parent_snapshot, parent_instance, config, spec, timings, connection`
 
 func scanLease(row scanner) (Lease, error) {
 	var l Lease
@@ -13,7 +13,7 @@ func scanLease(row scanner) (Lease, error) {
 		unstamp{&l.CreatedAt}, unstamp{&l.ExpiresAt}, unstamp{&l.LastUsedAt}, unstamp{&l.EndedAt}, &l.EndReason, untext{&l.Error},
 		&l.MemoryMiB, &l.DiskBytes, &l.CPUs,
 		&l.Accelerator, &l.StartKind, &l.SSHPort, &l.RuntimeName, &l.RuntimeReady, &l.DockerCommand, &l.RemotePath,
-		&l.AutoBootstrap, &l.RequestID, &l.ParentSnapshot, &l.ParentInstance, untext{&l.Config}, untext{&l.Spec}, untext{&l.Timings})
+		&l.AutoBootstrap, &l.RequestID, &l.ParentSnapshot, &l.ParentInstance, untext{&l.Config}, untext{&l.Spec}, untext{&l.Timings}, untext{&l.Connection})
 	return l, err
 }
 
@@ -34,8 +34,8 @@ const sqlLeases = `SELECT ` + leaseColumns + ` FROM leases
 const sqlInsertLease = `INSERT INTO leases (instance_id, kind, status, generation, backend, backend_instance_name,
 	profile_name, workspace_root, workspace_id, owner_session, holder_session, holder_pid, holder_boot, holder_start,
 	created_at, expires_at, last_used_at, memory_mib, disk_bytes, cpus, accelerator, start_kind, runtime_name,
-	remote_path, auto_bootstrap, request_id, config, spec, runtime_ready, docker_command, parent_snapshot, parent_instance)
-	VALUES (?, ?, 'creating', 1, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+	remote_path, auto_bootstrap, request_id, config, spec, runtime_ready, docker_command, parent_snapshot, parent_instance, connection)
+	VALUES (?, ?, 'creating', 1, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 	RETURNING ` + leaseColumns
 
 // The compare-and-set of a lease's life: id, generation and status are judged,
@@ -54,7 +54,7 @@ const patchSet = ` ssh_port = coalesce(?, ssh_port), runtime_name = coalesce(?, 
 	runtime_ready = coalesce(?, runtime_ready), docker_command = coalesce(?, docker_command),
 	remote_path = coalesce(?, remote_path), accelerator = coalesce(?, accelerator),
 	start_kind = coalesce(?, start_kind), config = coalesce(?, config), spec = coalesce(?, spec),
-	timings = coalesce(?, timings) `
+	timings = coalesce(?, timings), connection = coalesce(?, connection) `
 
 const sqlPatchLease = `UPDATE leases SET` + patchSet + `
 	WHERE instance_id = ? AND status NOT IN ('destroyed', 'expired') RETURNING ` + leaseColumns
@@ -64,12 +64,12 @@ const sqlPatchMoved = `UPDATE leases SET` + patchSet + `WHERE instance_id = ? RE
 
 func (p Patch) args() []any {
 	return []any{p.SSHPort, p.RuntimeName, p.RuntimeReady, p.DockerCommand, p.RemotePath, p.Accelerator, p.StartKind,
-		text(p.Config), text(p.Spec), text(p.Timings)}
+		text(p.Config), text(p.Spec), text(p.Timings), text(p.Connection)}
 }
 
 func (p Patch) empty() bool {
 	return p.SSHPort == nil && p.RuntimeName == nil && p.RuntimeReady == nil && p.DockerCommand == nil && p.RemotePath == nil &&
-		p.Accelerator == nil && p.StartKind == nil && p.Config == nil && p.Spec == nil && p.Timings == nil
+		p.Accelerator == nil && p.StartKind == nil && p.Config == nil && p.Spec == nil && p.Timings == nil && p.Connection == nil
 }
 
 const sqlExtendLease = `UPDATE leases SET expires_at = ?, generation = generation + 1

@@ -22,9 +22,12 @@ var migration2 string
 //go:embed migrations/0003.sql
 var migration3 string
 
+//go:embed migrations/0004.sql
+var migration4 string
+
 // migrations[i] brings a database from version i to i+1. A published migration
 // is never edited; later ones are appended.
-var migrations = []string{migration1, migration2, migration3}
+var migrations = []string{migration1, migration2, migration3, migration4}
 
 // SchemaVersion is the version (PRAGMA user_version) this build reads and writes.
 var SchemaVersion = len(migrations)

@@ -89,6 +89,7 @@ type Snapshot struct {
 	RemotePath    string
 	Config        json.RawMessage
 	Spec          json.RawMessage
+	Connection    json.RawMessage
 }
 
 // Bytes is what the snapshot takes, or may take, of the host's disk.
@@ -223,7 +224,7 @@ func (s *Store) insertSnapshot(ctx context.Context, tx *sql.Tx, n NewSnapshot, l
 		sn, err := scanSnapshot(tx.QueryRowContext(ctx, sqlInsertSnapshot, id, n.Kind, n.Name, n.Description, l.InstanceID, l.ParentSnapshot,
 			l.Backend, n.Dir(id), s.self.Session, s.self.Session, s.self.PID, s.self.Boot, s.self.Start, stamp(s.now()), n.ReservedBytes,
 			running, l.ProfileName, l.WorkspaceRoot, l.WorkspaceID, l.MemoryMiB, l.DiskBytes, l.CPUs, l.Accelerator,
-			l.RuntimeName, l.RuntimeReady, l.DockerCommand, l.RemotePath, request, text(l.Config), text(l.Spec)))
+			l.RuntimeName, l.RuntimeReady, l.DockerCommand, l.RemotePath, request, text(l.Config), text(l.Spec), text(l.Connection)))
 		if !isUnique(err) || attempt == idAttempts {
 			return sn, err
 		}

@@ -5,7 +5,7 @@ import "time"
 const snapshotColumns = `snapshot_id, kind, status, generation, name, description, instance_id, parent_snapshot, backend, dir,
 	owner_session, holder_session, holder_pid, holder_boot, holder_start, created_at, request_id, reserved_bytes, memory_bytes,
 	disk_bytes, pause_us, running_tasks, profile_name, workspace_root, workspace_id, vm_memory_mib, vm_disk_bytes, vm_cpus,
-	accelerator, runtime_name, runtime_ready, docker_command, remote_path, config, spec`
+	accelerator, runtime_name, runtime_ready, docker_command, remote_path, config, spec, connection`
 
 func scanSnapshot(row scanner) (Snapshot, error) {
 	var s Snapshot
@@ -14,7 +14,7 @@ func scanSnapshot(row scanner) (Snapshot, error) {
 		&s.Backend, &s.Dir, &s.OwnerSession, &s.Holder.Session, &s.Holder.PID, &s.Holder.Boot, &s.Holder.Start,
 		unstamp{&s.CreatedAt}, &s.RequestID, &s.ReservedBytes, &s.MemoryBytes, &s.DiskBytes, &pause, &s.RunningTasks,
 		&s.ProfileName, &s.WorkspaceRoot, &s.WorkspaceID, &s.VMMemoryMiB, &s.VMDiskBytes, &s.VMCPUs, &s.Accelerator,
-		&s.RuntimeName, &s.RuntimeReady, &s.DockerCommand, &s.RemotePath, untext{&s.Config}, untext{&s.Spec})
+		&s.RuntimeName, &s.RuntimeReady, &s.DockerCommand, &s.RemotePath, untext{&s.Config}, untext{&s.Spec}, untext{&s.Connection})
 	s.Pause = time.Duration(pause) * time.Microsecond
 	return s, err
 }
@@ -28,8 +28,8 @@ const sqlSnapshots = `SELECT ` + snapshotColumns + ` FROM snapshots WHERE (?1 = 
 const sqlInsertSnapshot = `INSERT INTO snapshots (snapshot_id, kind, status, generation, name, description, instance_id,
 	parent_snapshot, backend, dir, owner_session, holder_session, holder_pid, holder_boot, holder_start, created_at,
 	reserved_bytes, running_tasks, profile_name, workspace_root, workspace_id, vm_memory_mib, vm_disk_bytes, vm_cpus, accelerator,
-	runtime_name, runtime_ready, docker_command, remote_path, request_id, config, spec)
-	VALUES (?, ?, 'creating', 1, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+	runtime_name, runtime_ready, docker_command, remote_path, request_id, config, spec, connection)
+	VALUES (?, ?, 'creating', 1, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 	RETURNING ` + snapshotColumns
 
 const sqlMoveSnapshot = `UPDATE snapshots SET status = ?3, generation = generation + 1,
