@@ -98,11 +98,15 @@ func checkTemplate(v any) string {
 }
 
 func checkImage(v any) string {
-	if s := v.(string); len(s) > 512 || !imageRef.MatchString(s) {
+	if s := v.(string); !IsImageReference(s) {
 		return quote(s) + " is not an image reference"
 	}
 	return ""
 }
+
+// IsImageReference reports whether s has the form of an image reference:
+// [registry/]name[:tag][@digest]. Such a text can never be taken for an option.
+func IsImageReference(s string) bool { return len(s) <= 512 && imageRef.MatchString(s) }
 
 func checkTagFormat(v any) string {
 	s := v.(string)

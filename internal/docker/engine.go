@@ -84,22 +84,7 @@ func (e *Engine) EnsureNetwork(ctx context.Context, name string) (created bool, 
 
 // do calls the API and decodes its answer into out, if out is not nil.
 func (e *Engine) do(ctx context.Context, method, path string, in, out any) error {
-	var body io.Reader
-	if in != nil {
-		b, err := json.Marshal(in)
-		if err != nil {
-			return err
-		}
-		body = bytes.NewReader(b)
-	}
-	req, err := http.NewRequestWithContext(ctx, method, "http://docker"+path, body)
-	if err != nil {
-		return err
-	}
-	if in != nil {
-		req.Header.Set("Content-Type", "application/json")
-	}
-	resp, err := e.http.Do(req)
+	resp, err := e.send(ctx, method, path, in)
 	if err != nil {
 		return err
 	}
@@ -108,18 +93,6 @@ func (e *Engine) do(ctx context.Context, method, path string, in, out any) error
 	if err != nil {
 		return fmt.Errorf("%s %s: %w", method, path, err)
 	}
-	if resp.StatusCode >= 300 {
-		var m struct {
-			Message string `json:"message"`
-		}
-		if json.Unmarshal(b, &m) != nil || m.Message == "" {
-			m.Message = http.StatusText(resp.StatusCode)
-		}
-		if resp.StatusCode == http.StatusNotFound {
-			return fmt.Errorf("%w: %s", ErrNotFound, m.Message)
-		}
-		return fmt.Errorf("%s %s: %d %s", method, path, resp.StatusCode, m.Message)
-	}
 	if out == nil {
 		return nil
 	}
@@ -127,4 +100,56 @@ func (e *Engine) do(ctx context.Context, method, path string, in, out any) error
 		return fmt.Errorf("%s %s: answer not understood: %w", method, path, err)
 	}
 	return nil
+}
+
+// send calls the API. The caller closes the answer's body; an answer that says
+// the call failed is an error.
+func (e *Engine) send(ctx context.Context, method, path string, in any) (*http.Response, error) {
+	var body io.Reader
+	if in != nil {
+		b, err := json.Marshal(in)
+		if err != nil {
+			return nil, err
+		}
+		body = bytes.NewReader(b)
+	}
+	req, err := http.NewRequestWithContext(ctx, method, "http://docker"+path, body)
+	if err != nil {
+		return nil, err
+	}
+	if in != nil {
+		req.Header.Set("Content-Type", "application/json")
+	}
+	resp, err := e.http.Do(req)
+	if err != nil {
+		return nil, err
+	}
+	// 304: it was so already.
+	if resp.StatusCode < 300 || resp.StatusCode == http.StatusNotModified {
+		return resp, nil
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
+	if err != nil {
+		return nil, fmt.Errorf("%s %s: %w", method, path, err)
+	}
+	var m struct {
+		Message string `json:"message"`
+	}
+	if json.Unmarshal(b, &m) != nil || m.Message == "" {
+		m.Message = http.StatusText(resp.StatusCode)
+	}
+	if resp.StatusCode == http.StatusNotFound {
+		return nil, fmt.Errorf("%w: %s", ErrNotFound, m.Message)
+	}
+	return nil, fmt.Errorf("%s %s: %d %s", method, path, resp.StatusCode, m.Message)
+}
+
+// encode is v as JSON in a query; v always encodes.
+func encode(v any) string {
+	b, err := json.Marshal(v)
+	if err != nil {
+		panic(fmt.Sprintf("docker: JSON of %T: %v", v, err))
+	}
+	return string(b)
 }

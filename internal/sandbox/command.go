@@ -37,12 +37,17 @@ var (
 
 // commandSpec is a command as every tool that runs one describes it.
 type commandSpec struct {
+	tool       string // for records; "" is run_command
 	instanceID string
 	command    string
+	argv       []string // runs instead of command, which is then what is shown and recorded
 	cwd        string
 	env        map[string]string
 	stdin      *string
 	user       string
+	// watch, if set, sees the output as it comes; otherwise its newest line is
+	// reported as progress.
+	watch func(guest.Output)
 }
 
 // check refuses what the guest could not execute.
@@ -64,6 +69,11 @@ func (c commandSpec) check() error {
 		return bad("stdin has %d bytes; at most %d are taken", len(*c.stdin), maxStdinBytes).(*fault.Error).
 			Next("copy the data into the VM as a file and redirect it")
 	}
+	for _, a := range c.argv {
+		if strings.ContainsRune(a, 0) || len(a) > maxCommandBytes {
+			return bad("an argument contains a NUL byte or more than %d bytes", maxCommandBytes)
+		}
+	}
 	for k, v := range c.env {
 		if k == "" || strings.ContainsAny(k, "=\x00") || !utf8.ValidString(k) {
 			return bad("env has the name %q", k)
@@ -80,8 +90,11 @@ func (s *Service) guestSpec(l store.Lease, c commandSpec) guest.Spec {
 	sp := guest.Spec{
 		Command: c.command,
 		Dir:     guestPath(l, c.cwd),
-		Env:     c.env,
+		Env:     withConnection(l, c.env),
 		User:    c.user,
+	}
+	if c.argv != nil {
+		sp.Command, sp.Argv = "", c.argv
 	}
 	if c.cwd == "" {
 		sp.Dir = l.RemotePath // "" until a workspace was synced: the home directory
@@ -166,10 +179,14 @@ func (s *Service) runCommand(ctx context.Context, c commandSpec, timeout time.Du
 	sp.Timeout = timeout
 
 	out, errs := newClip(limit), newClip(limit)
-	news := newestLine(ctx, c.command)
+	watch, stop := c.watch, func() {}
+	if watch == nil {
+		news := newestLine(ctx, c.command)
+		watch, stop = func(o guest.Output) { news.output(o.Data) }, news.stop
+	}
 	on := func(o guest.Output) {
 		collect(out, errs, o)
-		news.output(o.Data)
+		watch(o)
 	}
 	// The guest keeps the timeout; this one is for a guest that does not answer.
 	work, cancel := context.WithTimeout(ctx, timeout+commandSlack)
@@ -180,7 +197,7 @@ func (s *Service) runCommand(ctx context.Context, c commandSpec, timeout time.Du
 	} else {
 		p, err = g.Follow(work, task.TaskID, guest.Offsets{}, on) // never a second time
 	}
-	news.stop()
+	stop()
 
 	cancelled := err != nil && ctx.Err() != nil
 	late := err != nil && !cancelled && (work.Err() != nil || unanswered(err))
@@ -206,7 +223,7 @@ func (s *Service) runCommand(ctx context.Context, c commandSpec, timeout time.Du
 			Next("call stop_task with task_id %s", task.TaskID).
 			Next("if that fails too, destroy the instance")
 	case err != nil:
-		f = s.guestFault(ctx, l, "run_command", err)
+		f = s.guestFault(ctx, l, orText(c.tool, "run_command"), err)
 		// The process may go on in the guest: its row stays running and is
 		// settled by whoever looks next, unless it never began.
 		if fault.CodeOf(f) == fault.InvalidArgument {
@@ -232,7 +249,7 @@ func (s *Service) runCommand(ctx context.Context, c commandSpec, timeout time.Du
 		f = fault.New(fault.OutcomeUnknown, "the command ended, but how is unknown: %s", p.ErrorMessage).
 			With("task_id", task.TaskID).With("partial", result)
 	}
-	event := commandEvent("run_command", c.command, task, f)
+	event := commandEvent(orText(c.tool, "run_command"), c.command, task, f)
 	if ended {
 		end.Event = &event
 		s.finishTask(ctx, task.TaskID, end)

@@ -1,0 +1,137 @@
+package docker
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"strings"
+	"time"
+)
+
+// Image is an image that the engine has.
+type Image struct {
+	ID      string            `json:"id"`
+	Tags    []string          `json:"tags"` // references, "name:tag"
+	Digests []string          `json:"digests"`
+	Created time.Time         `json:"created"`
+	Size    int64             `json:"size_bytes"`
+	Labels  map[string]string `json:"labels"`
+}
+
+// Images lists the images that have every label ("key" or "key=value"), newest
+// first.
+func (e *Engine) Images(ctx context.Context, labels ...string) ([]Image, error) {
+	var rows []struct {
+		ID          string `json:"Id"`
+		RepoTags    []string
+		RepoDigests []string
+		Created     int64
+		Size        int64
+		Labels      map[string]string
+	}
+	q := url.Values{"filters": {labelFilter(labels)}}
+	if err := e.do(ctx, http.MethodGet, "/images/json?"+q.Encode(), nil, &rows); err != nil {
+		return nil, err
+	}
+	list := make([]Image, 0, len(rows))
+	for _, r := range rows {
+		list = append(list, image(r.ID, r.RepoTags, r.RepoDigests, time.Unix(r.Created, 0).UTC(), r.Size, r.Labels))
+	}
+	return list, nil
+}
+
+// Image describes one image by reference or id. A missing one is ErrNotFound.
+func (e *Engine) Image(ctx context.Context, ref string) (Image, error) {
+	var r struct {
+		ID          string `json:"Id"`
+		RepoTags    []string
+		RepoDigests []string
+		Created     time.Time
+		Size        int64
+		Config      struct{ Labels map[string]string }
+	}
+	if err := e.do(ctx, http.MethodGet, "/images/"+escapeReference(ref)+"/json", nil, &r); err != nil {
+		return Image{}, err
+	}
+	return image(r.ID, r.RepoTags, r.RepoDigests, r.Created.UTC(), r.Size, r.Config.Labels), nil
+}
+
+func image(id string, tags, digests []string, created time.Time, size int64, labels map[string]string) Image {
+	i := Image{ID: id, Tags: []string{}, Digests: []string{}, Created: created, Size: size, Labels: labels}
+	for _, t := range tags {
+		if t != "<none>:<none>" {
+			i.Tags = append(i.Tags, t)
+		}
+	}
+	i.Digests = append(i.Digests, digests...)
+	if i.Labels == nil {
+		i.Labels = map[string]string{}
+	}
+	return i
+}
+
+// TagImage gives an image one more reference.
+func (e *Engine) TagImage(ctx context.Context, id, ref string) error {
+	repo, tag := splitTag(ref)
+	q := url.Values{"repo": {repo}, "tag": {tag}}
+	return e.do(ctx, http.MethodPost, "/images/"+escapeReference(id)+"/tag?"+q.Encode(), nil, nil)
+}
+
+// PullImage fetches an image from its registry; step hears what it does. It
+// ends when ctx does. An error that the engine reports within the stream is
+// returned.
+func (e *Engine) PullImage(ctx context.Context, ref string, step func(string)) error {
+	repo, tag := splitTag(ref)
+	q := url.Values{"fromImage": {repo}, "tag": {tag}}
+	resp, err := e.send(ctx, http.MethodPost, "/images/create?"+q.Encode(), nil)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	// A line per step; a hostile engine may send them for ever, and ctx ends it.
+	for d := json.NewDecoder(resp.Body); ; {
+		var m struct {
+			Status   string `json:"status"`
+			ID       string `json:"id"`
+			Progress string `json:"progress"`
+			Error    string `json:"error"`
+		}
+		err := d.Decode(&m)
+		switch {
+		case errors.Is(err, io.EOF):
+			return nil
+		case err != nil:
+			return fmt.Errorf("pulling %s: %w", ref, err)
+		case m.Error != "":
+			return fmt.Errorf("pulling %s: %s", ref, m.Error)
+		}
+		if step != nil {
+			step(strings.TrimSpace(m.ID + " " + m.Status + " " + m.Progress))
+		}
+	}
+}
+
+// splitTag separates "name:tag" or "name@digest"; a name alone is latest.
+func splitTag(ref string) (repo, tag string) {
+	if name, digest, ok := strings.Cut(ref, "@"); ok {
+		return name, digest
+	}
+	if i := strings.LastIndexByte(ref, ':'); i > strings.LastIndexByte(ref, '/') {
+		return ref[:i], ref[i+1:]
+	}
+	return ref, "latest"
+}
+
+// escapeReference keeps the slashes of a reference, which the API's paths
+// have as they are.
+func escapeReference(ref string) string {
+	parts := strings.Split(ref, "/")
+	for i, p := range parts {
+		parts[i] = url.PathEscape(p)
+	}
+	return strings.Join(parts, "/")
+}
