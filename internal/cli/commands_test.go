@@ -199,6 +199,16 @@ func TestLogsFollowShowsEverythingOnce(t *testing.T) {
 	}
 }
 
+// TestEmptyConsole: a clone has printed nothing, which looks like a defect.
+func TestEmptyConsole(t *testing.T) {
+	f := &fakeService{instances: []sandbox.Instance{instance("11111111", "running")}}
+	f.console = func() (*sandbox.ConsoleResult, error) { return &sandbox.ConsoleResult{}, nil }
+	code, out, errs := f.run(t, "logs", "--console", "1111")
+	if code != exitOK || out != "" || !strings.Contains(errs, "the console of inst_11111111 is empty") {
+		t.Errorf("code %d, %q, %q", code, out, errs)
+	}
+}
+
 func TestConsoleFollow(t *testing.T) {
 	texts := []string{"a\nb\n", "a\nb\nc\n", "c\nd\n", "quite other\n"}
 	n := 0

@@ -26,7 +26,7 @@ type Service interface {
 	WarmTemplate(context.Context, sandbox.WarmTemplateRequest) (*sandbox.WarmTemplateResult, error)
 	ListTemplates(context.Context) (*sandbox.ListTemplatesResult, error)
 	RemoveTemplate(ctx context.Context, prefix string) (*sandbox.TemplateInfo, error)
-	RemoveUnfitTemplates(context.Context) error
+	RemoveUnfitTemplates(context.Context) ([]sandbox.TemplateInfo, error)
 	ListSnapshots(context.Context, sandbox.ListSnapshotsRequest) (*sandbox.ListSnapshotsResult, error)
 	DeleteSnapshot(context.Context, sandbox.DeleteSnapshotRequest) (*sandbox.DeleteSnapshotResult, error)
 	Close() error

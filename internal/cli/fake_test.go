@@ -119,8 +119,10 @@ func (f *fakeService) RemoveTemplate(_ context.Context, prefix string) (*sandbox
 	return nil, fault.New(fault.InvalidArgument, "there is no template %q", prefix)
 }
 
-func (f *fakeService) RemoveUnfitTemplates(context.Context) error { return nil }
-func (f *fakeService) Close() error                               { return nil }
+func (f *fakeService) RemoveUnfitTemplates(context.Context) ([]sandbox.TemplateInfo, error) {
+	return f.templates, nil
+}
+func (f *fakeService) Close() error { return nil }
 
 // run runs one command line on the fake.
 func (f *fakeService) run(t *testing.T, args ...string) (code int, stdout, stderr string) {

@@ -63,9 +63,11 @@ func printGC(w io.Writer, r *sandbox.GCResult) {
 	if t.Len() > 0 {
 		t.WriteTo(w)
 	}
-	fmt.Fprintf(w, "checked %s and %s", count(r.InstancesChecked, "instance"), count(r.VMsChecked, "VM"))
+	instances, vms := count(r.InstancesChecked, "instance"), count(r.VMsChecked, "VM")
 	if r.SnapshotsChecked > 0 {
-		fmt.Fprintf(w, " and %s", count(r.SnapshotsChecked, "snapshot"))
+		fmt.Fprintf(w, "checked %s, %s and %s", instances, vms, count(r.SnapshotsChecked, "snapshot"))
+	} else {
+		fmt.Fprintf(w, "checked %s and %s", instances, vms)
 	}
 	if t.Len() == 0 {
 		fmt.Fprint(w, ": nothing to do")

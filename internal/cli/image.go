@@ -151,7 +151,7 @@ func imageListCommand(env *Env) *cobra.Command {
 				if !i.Current {
 					current = "no"
 				}
-				t.Row(i.Name, i.Arch, short(i.Digest), ui.Duration(time.Since(i.Created).Truncate(time.Second)), ui.Bytes(i.DiskBytes), i.Kernel, current)
+				t.Row(i.Name, i.Arch, short(i.Digest), ui.Age(time.Since(i.Created)), ui.Bytes(i.DiskBytes), i.Kernel, current)
 			}
 			_, err = t.WriteTo(env.Stdout)
 			return err
@@ -261,13 +261,24 @@ func imageRmCommand(env *Env) *cobra.Command {
 				}
 			}
 			// Their disks lie on the images'.
-			if err := env.withService(ctx, func(ctx context.Context, svc Service) error { return svc.RemoveUnfitTemplates(ctx) }); err != nil {
+			templates := []sandbox.TemplateInfo{}
+			err = env.withService(ctx, func(ctx context.Context, svc Service) error {
+				templates, err = svc.RemoveUnfitTemplates(ctx)
 				return err
+			})
+			if err != nil {
+				return err
+			}
+			if !asJSON {
+				for _, t := range templates {
+					fmt.Fprintf(env.Stdout, "removed template %s of image %s\n", shortKey(t.Key), t.Image)
+				}
 			}
 			if asJSON {
 				return writeJSON(env.Stdout, struct {
-					Removed []imageInfo `json:"removed"`
-				}{removed})
+					Removed   []imageInfo            `json:"removed"`
+					Templates []sandbox.TemplateInfo `json:"removed_templates"`
+				}{removed, templates})
 			}
 			return nil
 		}),

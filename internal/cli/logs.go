@@ -195,6 +195,9 @@ func consoleLogs(ctx context.Context, env *Env, svc Service, id string, f logsFl
 	}
 	w := safeFor(env.Stdout)
 	io.WriteString(w, text)
+	if len(r.Data) == 0 && !r.Ended {
+		fmt.Fprintf(env.Stderr, "the console of %s is empty: a VM that began in a saved state did not boot, and its guest has printed nothing since\n", id)
+	}
 	for f.follow && !r.Ended {
 		select {
 		case <-ctx.Done():

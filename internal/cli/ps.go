@@ -53,7 +53,7 @@ func printInstances(out, notes io.Writer, list *sandbox.ListInstancesResult, now
 		t.Row(in.InstanceID, statusText(in), backend, age(in.CreatedAt, now), expiry(in, now), memory(in), disk(in), in.WorkspaceRoot)
 	}
 	if t.Len() == 0 {
-		fmt.Fprintln(notes, "no instances")
+		fmt.Fprintln(notes, "no instances; agents make them over MCP, with create_instance")
 	} else {
 		t.WriteTo(out)
 	}
@@ -113,7 +113,7 @@ func age(at string, now time.Time) string {
 	if err != nil {
 		return at
 	}
-	return ui.Duration(max(0, now.Sub(t)).Truncate(time.Second))
+	return ui.Age(max(0, now.Sub(t)))
 }
 
 func expiry(in sandbox.Instance, now time.Time) string {
@@ -122,7 +122,7 @@ func expiry(in sandbox.Instance, now time.Time) string {
 		return ""
 	}
 	if left := t.Sub(now); left > 0 {
-		return "in " + ui.Duration(left.Truncate(time.Second))
+		return "in " + ui.Age(left)
 	}
 	return "now"
 }

@@ -3,6 +3,7 @@ package cli
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os/signal"
 	"strings"
 
@@ -40,7 +41,8 @@ func New(env *Env) *cobra.Command {
 		Short: "Disposable virtual machines for AI agents: the operator's command line",
 		Long: `sandboxforge looks after the disposable virtual machines that the MCP server
 (sandboxforge-mcp-server) makes for AI agents: what the host needs, guest
-images, running instances, their output and their end.
+images, running instances, their output and their end. It makes none itself:
+agents do that over MCP, and so they fork, snapshot and restore them.
 
 Exit codes: 0 done; 1 failed; 2 wrong usage or a bad environment variable;
 125 exec could not run its command; 130 interrupted. exec otherwise ends with
@@ -114,16 +116,56 @@ func argsError(cmd *cobra.Command, err error) error {
 	return usagef("%w: %s", err, cmd.UseLine())
 }
 
-func noArgs(cmd *cobra.Command, args []string) error { return usage(cobra.NoArgs(cmd, args)) }
+// noArgs is for commands that take none, and for those that only have commands
+// below them.
+func noArgs(cmd *cobra.Command, args []string) error {
+	switch {
+	case len(args) == 0:
+		return nil
+	case !cmd.HasAvailableSubCommands():
+		return argsError(cmd, fmt.Errorf("%q is one argument too many", args[0]))
+	}
+	e := fault.New(fault.InvalidArgument, "unknown command %q for %q", args[0], cmd.CommandPath())
+	cmd.SuggestionsMinimumDistance = max(cmd.SuggestionsMinimumDistance, 2) // cobra's own default, which it sets later
+	for _, near := range cmd.SuggestionsFor(args[0]) {
+		e.Next("did you mean `%s %s`?", cmd.CommandPath(), near)
+	}
+	if agentsWork[args[0]] {
+		e.Because("agents do that over MCP; this program looks after what they made")
+		e.Next("connect a client to sandboxforge-mcp-server: README.md, “Connecting clients”")
+	}
+	return usage(e.Next("run `%s --help` for the commands there are", cmd.CommandPath()))
+}
+
+// agentsWork is what people look for here because other tools have it there.
+var agentsWork = map[string]bool{
+	"create": true, "run": true, "start": true, "new": true, "up": true, "launch": true,
+	"fork": true, "restore": true, "sync": true, "cp": true, "extend": true,
+}
 
 func atLeast(n int) cobra.PositionalArgs {
-	return func(cmd *cobra.Command, args []string) error { return argsError(cmd, cobra.MinimumNArgs(n)(cmd, args)) }
+	return func(cmd *cobra.Command, args []string) error {
+		if len(args) < n {
+			return argsError(cmd, fmt.Errorf("%s is missing", strings.Fields(cmd.Use)[1+len(args)]))
+		}
+		return nil
+	}
 }
 
 func exactly(n int) cobra.PositionalArgs {
-	return func(cmd *cobra.Command, args []string) error { return argsError(cmd, cobra.ExactArgs(n)(cmd, args)) }
+	return func(cmd *cobra.Command, args []string) error {
+		if err := atLeast(n)(cmd, args); err != nil {
+			return err
+		}
+		return atMost(n)(cmd, args)
+	}
 }
 
 func atMost(n int) cobra.PositionalArgs {
-	return func(cmd *cobra.Command, args []string) error { return argsError(cmd, cobra.MaximumNArgs(n)(cmd, args)) }
+	return func(cmd *cobra.Command, args []string) error {
+		if len(args) > n {
+			return argsError(cmd, fmt.Errorf("%q is one argument too many", args[n]))
+		}
+		return nil
+	}
 }

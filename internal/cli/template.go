@@ -64,7 +64,7 @@ func templateListCommand(env *Env) *cobra.Command {
 }
 
 func templateRow(i sandbox.TemplateInfo, now time.Time) []string {
-	ago := func(t time.Time) string { return ui.Duration(max(0, now.Sub(t)).Truncate(time.Second)) }
+	ago := func(t time.Time) string { return ui.Age(max(0, now.Sub(t))) }
 	row := []string{shortKey(i.Key), i.Image, fmt.Sprint(i.CPUs), ui.Bytes(i.MemoryMiB << 20), ago(i.Created), ago(i.LastUsed) + " ago", ui.Bytes(i.Bytes), fmt.Sprint(i.InUse)}
 	if i.Retired {
 		// Nothing is known of it but that VMs still need its files.
@@ -138,7 +138,7 @@ given; a VM of other ones has a template of its own.`,
 					return writeJSON(env.Stdout, res)
 				}
 				t := res.Template
-				what := fmt.Sprintf("template %s of image %s (%d CPUs, %s)", shortKey(t.Key), t.Image, t.CPUs, ui.Bytes(t.MemoryMiB<<20))
+				what := fmt.Sprintf("template %s of image %s (%s, %s)", shortKey(t.Key), t.Image, count(t.CPUs, "CPU"), ui.Bytes(t.MemoryMiB<<20))
 				if res.Made {
 					fmt.Fprintf(env.Stdout, "made %s in %s: %s on the disk\n", what, ui.Duration(time.Duration(res.DurationMS)*time.Millisecond), ui.Bytes(t.Bytes))
 				} else {

@@ -146,14 +146,19 @@ func (s *Service) RemoveTemplate(ctx context.Context, prefix string) (*TemplateI
 }
 
 // RemoveUnfitTemplates removes templates that cannot be used any more, for
-// example because their image was removed.
-func (s *Service) RemoveUnfitTemplates(ctx context.Context) error {
+// example because their image was removed, and returns those.
+func (s *Service) RemoveUnfitTemplates(ctx context.Context) ([]TemplateInfo, error) {
+	removed := []TemplateInfo{}
 	st, err := s.keptTemplates()
 	if fault.Is(err, fault.UnsupportedByBackend) {
-		return nil
+		return removed, nil
 	}
-	if err == nil {
-		err = st.RemoveUnfit(ctx)
+	if err != nil {
+		return nil, err
 	}
-	return err
+	gone, err := st.RemoveUnfit(ctx)
+	for _, i := range gone {
+		removed = append(removed, infoOf(i))
+	}
+	return removed, err
 }

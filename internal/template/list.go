@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
@@ -93,14 +94,40 @@ func (s *Store) Remove(ctx context.Context, prefix string) (Info, error) {
 		}
 	}
 	if len(found) != 1 {
-		what := "there is no template %q"
+		what := "template %q"
 		if len(found) > 1 {
-			what = "several templates begin with %q"
+			what = "%q is the beginning of several"
 		}
 		return Info{}, fault.Wrap(ErrMissing, fault.InvalidArgument, what, prefix).
 			Next("run `sandboxforge template list` for the keys there are")
 	}
 	return found[0], s.remove(ctx, found[0])
+}
+
+// inUse says who needs a template, by the names of VMs and snapshots instead of
+// their directories.
+func inUse(i Info, in *backend.InUseError) error {
+	short := &backend.InUseError{Dir: i.Key[:keyDigits]}
+	var vms []string
+	snapshots := false
+	for _, dir := range in.Users {
+		name := filepath.Base(dir)
+		if over := filepath.Base(filepath.Dir(dir)); strings.HasPrefix(over, "snap_") {
+			name, snapshots = over, true
+		} else {
+			vms = append(vms, strings.TrimPrefix(name, "agent-"))
+		}
+		short.Users = append(short.Users, name)
+	}
+	f := fault.Wrap(short, fault.InvalidArgument, "the template cannot be removed").
+		Because("VMs and snapshots that began in it need its memory and disk")
+	if len(vms) > 0 {
+		f.Next("run `sandboxforge destroy %s`, if they are no longer needed (`sandboxforge ps` shows them)", strings.Join(vms, " "))
+	}
+	if snapshots {
+		f.Next("remove the snapshots with `sandboxforge snapshot rm`")
+	}
+	return f
 }
 
 func (s *Store) remove(ctx context.Context, i Info) error {
@@ -122,9 +149,7 @@ func (s *Store) remove(ctx context.Context, i Info) error {
 	if err := s.Keeper.RemoveState(ctx, i.State); err != nil {
 		var in *backend.InUseError
 		if errors.As(err, &in) {
-			return fault.Wrap(err, fault.InvalidArgument, "the template %s is in use by %d VMs", i.Key[:keyDigits], len(in.Users)).
-				Because("%s", strings.Join(in.Users, ", ")).
-				Next("destroy what uses it first")
+			return inUse(i, in)
 		}
 		return err
 	}
@@ -137,21 +162,26 @@ func (s *Store) remove(ctx context.Context, i Info) error {
 	return nil
 }
 
-// RemoveUnfit takes out of force what the backend finds unfit.
-func (s *Store) RemoveUnfit(ctx context.Context) error {
+// RemoveUnfit takes out of force what the backend finds unfit, and returns
+// what that was. Whoever calls it expects some, so that the log is told on the
+// level of a result.
+func (s *Store) RemoveUnfit(ctx context.Context) (removed []Info, err error) {
 	all, err := s.List(ctx)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	for _, i := range all {
 		if i.Retired {
 			continue
 		}
-		if _, err := s.look(ctx, i.Key); err != nil && !errors.Is(err, ErrMissing) {
-			return err
+		if _, err := s.look(ctx, i.Key, slog.LevelInfo); err != nil && !errors.Is(err, ErrMissing) {
+			return removed, err
+		}
+		if !s.InForce(i.State) {
+			removed = append(removed, i)
 		}
 	}
-	return s.Sweep(ctx)
+	return removed, s.Sweep(ctx)
 }
 
 // Evict removes the least recently used templates until the rest fits into

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io/fs"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"sync"
@@ -38,7 +39,7 @@ func (s *Store) Make(ctx context.Context, d Description, p backend.Progress, bui
 	defer unlock()
 	// Under the lock an unfit one cannot be taken out of force by Find: it is
 	// replaced below.
-	if t, err := s.look(ctx, d.Key); err == nil {
+	if t, err := s.look(ctx, d.Key, slog.LevelWarn); err == nil {
 		s.touch(dir)
 		return t, false, nil
 	} else if !errors.Is(err, ErrMissing) {

@@ -96,14 +96,16 @@ func (s *Store) dirOf(key string) (string, error) {
 // was wrong with it. Any other error says nothing about the template. The first
 // look since the host's boot reads the whole state.
 func (s *Store) Find(ctx context.Context, key string) (*Template, error) {
-	t, err := s.look(ctx, key)
+	t, err := s.look(ctx, key, slog.LevelWarn)
 	if err == nil {
 		s.touch(filepath.Dir(t.State))
 	}
 	return t, err
 }
 
-func (s *Store) look(ctx context.Context, key string) (*Template, error) {
+// look is Find without a trace of use. That a template is unfit is logged on
+// the given level.
+func (s *Store) look(ctx context.Context, key string, level slog.Level) (*Template, error) {
 	dir, err := s.dirOf(key)
 	if err != nil {
 		return nil, err
@@ -113,9 +115,9 @@ func (s *Store) look(ctx context.Context, key string) (*Template, error) {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil, ErrMissing
 	case err != nil:
-		return nil, s.unfit(ctx, key, "", fmt.Sprintf("its record cannot be read: %v", err))
+		return nil, s.unfit(ctx, level, key, "", fmt.Sprintf("its record cannot be read: %v", err))
 	case r.Key != key:
-		return nil, s.unfit(ctx, key, r.State, "its record is of another key")
+		return nil, s.unfit(ctx, level, key, r.State, "its record is of another key")
 	}
 	state := filepath.Join(dir, r.State)
 	saved, err := s.Keeper.CheckState(ctx, state)
@@ -125,7 +127,7 @@ func (s *Store) look(ctx context.Context, key string) (*Template, error) {
 		if f.Cause != "" {
 			why += ": " + f.Cause
 		}
-		return nil, s.unfit(ctx, key, r.State, why)
+		return nil, s.unfit(ctx, level, key, r.State, why)
 	}
 	if err != nil {
 		return nil, err
@@ -144,7 +146,7 @@ func (s *Store) InForce(state string) bool {
 // removes its state as far as nobody needs it. That another took its place
 // meanwhile, or is being made, is success.
 func (s *Store) Discard(ctx context.Context, t *Template, reason string) error {
-	err := s.unfit(ctx, t.Key, filepath.Base(t.State), reason)
+	err := s.unfit(ctx, slog.LevelWarn, t.Key, filepath.Base(t.State), reason)
 	if errors.Is(err, ErrMissing) {
 		return nil
 	}
@@ -153,7 +155,7 @@ func (s *Store) Discard(ctx context.Context, t *Template, reason string) error {
 
 // unfit takes the state called state ("": whatever the record says) out of
 // force. Its error is ErrMissing with the reason.
-func (s *Store) unfit(ctx context.Context, key, state, reason string) error {
+func (s *Store) unfit(ctx context.Context, level slog.Level, key, state, reason string) error {
 	missing := fmt.Errorf("%w: the one there was is unfit: %s", ErrMissing, reason)
 	dir, err := s.dirOf(key)
 	if err != nil {
@@ -172,7 +174,7 @@ func (s *Store) unfit(ctx context.Context, key, state, reason string) error {
 	} else if errors.Is(err, fs.ErrNotExist) {
 		return missing
 	}
-	s.log().Warn("template taken out of force", "key", key[:keyDigits], "reason", reason)
+	s.log().Log(ctx, level, "template taken out of force", "key", key[:keyDigits], "reason", reason)
 	if err := os.Remove(filepath.Join(dir, recordName)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fault.Wrap(err, fault.Internal, "an unfit template cannot be removed")
 	}

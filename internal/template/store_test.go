@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
@@ -267,8 +268,12 @@ func TestRemove(t *testing.T) {
 	a, b := mustMake(t, s, 1), mustMake(t, s, 0x10)
 	leave := addUser(t, a.State, "agent-1")
 	var in *backend.InUseError
-	if _, err := s.Remove(t.Context(), key(1)[:keyDigits]); !errors.As(err, &in) || len(in.Users) != 1 {
+	_, err := s.Remove(t.Context(), key(1)[:keyDigits])
+	if !errors.As(err, &in) || len(in.Users) != 1 {
 		t.Fatalf("in use: %v", err)
+	}
+	if next := fault.From(err).NextSteps; len(next) != 1 || !strings.Contains(next[0], "`sandboxforge destroy 1`") {
+		t.Errorf("the error does not name what must go first: %q", next)
 	}
 	if _, err := s.Find(t.Context(), key(1)); err != nil {
 		t.Fatalf("after a refused removal: %v", err)
@@ -286,6 +291,31 @@ func TestRemove(t *testing.T) {
 		t.Fatalf("%+v, %v", i, err)
 	}
 	wantFiles(t, s)
+}
+
+// TestRemoveUnfit: what cannot be used goes and is named, the rest stays, and
+// nobody is warned of what was asked for.
+func TestRemoveUnfit(t *testing.T) {
+	var log strings.Builder
+	s := newStore(t)
+	a, b := mustMake(t, s, 1), mustMake(t, s, 2)
+	s.Logger = slog.New(slog.NewTextHandler(&log, nil))
+	if err := os.WriteFile(filepath.Join(a.State, "memory"), []byte("bad"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	removed, err := s.RemoveUnfit(t.Context())
+	if err != nil || len(removed) != 1 || removed[0].Key != a.Key || removed[0].Image != "default" {
+		t.Fatalf("removed %+v, %v", removed, err)
+	}
+	if _, err := s.Find(t.Context(), b.Key); err != nil {
+		t.Errorf("the sound one: %v", err)
+	}
+	if _, err := os.Stat(a.State); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the unfit state stays: %v", err)
+	}
+	if !strings.Contains(log.String(), "level=INFO") || strings.Contains(log.String(), "level=WARN") {
+		t.Errorf("log: %s", &log)
+	}
 }
 
 func TestEvictTheLeastRecentlyUsed(t *testing.T) {

@@ -68,6 +68,16 @@ func Duration(d time.Duration) string {
 	}
 }
 
+// Age prints how long something has been, or will be, in whole seconds at the
+// finest.
+func Age(d time.Duration) string {
+	d = d.Truncate(time.Second)
+	if -time.Minute < d && d < time.Minute {
+		return fmt.Sprintf("%d s", int(d.Seconds()))
+	}
+	return Duration(d)
+}
+
 // Bytes prints a size in binary units.
 func Bytes(n int64) string {
 	const unit = 1024

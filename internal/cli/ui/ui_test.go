@@ -41,6 +41,13 @@ func TestDurationAndBytes(t *testing.T) {
 			t.Errorf("Duration(%v) = %q, want %q", d, got, want)
 		}
 	}
+	for d, want := range map[time.Duration]string{
+		0: "0 s", 999 * time.Millisecond: "0 s", 40 * time.Second: "40 s", 61 * time.Second: "1m01s", 3 * time.Hour: "3h00m", -1500 * time.Millisecond: "-1 s",
+	} {
+		if got := Age(d); got != want {
+			t.Errorf("Age(%v) = %q, want %q", d, got, want)
+		}
+	}
 	for n, want := range map[int64]string{0: "0 B", 1023: "1023 B", 1024: "1.0 KiB", 3 << 30: "3.0 GiB", 1536 << 20: "1.5 GiB", 1 << 62: "4.0 EiB"} {
 		if got := Bytes(n); got != want {
 			t.Errorf("Bytes(%d) = %q, want %q", n, got, want)
