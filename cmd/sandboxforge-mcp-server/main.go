@@ -142,7 +142,9 @@ func serve(ctx context.Context) int {
 
 func failed(log *slog.Logger, lines io.Closer, err error) int {
 	f := fault.From(err)
-	log.Error("cannot serve", "error", f.Error(), "probable_cause", f.DetailMap()["probable_cause"], "next_steps", f.DetailMap()["next_steps"])
+	d := f.DetailMap()
+	steps, _ := d["next_steps"].([]string)
+	log.Error("cannot serve", "error", f.Error(), "probable_cause", d["probable_cause"], "next_steps", strings.Join(steps, "; "))
 	lines.Close()
 	return 1
 }

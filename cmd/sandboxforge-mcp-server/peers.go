@@ -44,7 +44,7 @@ func (p *peers) refuse(conn net.Conn) string {
 	case err != nil && p.token:
 		return ""
 	case err != nil:
-		p.tell(0, "a connection to the HTTP endpoint was refused: its process cannot be identified, and without a token only programs of this user are served; "+
+		p.tell(0, "a connection to the HTTP endpoint was refused: its process has ended or cannot be identified, and without a token only programs of this user are served; "+
 			"for programs of other users set MCP_HTTP_TOKEN", "peer", conn.RemoteAddr().String(), "reason", err.Error())
 		return err.Error()
 	case backends.IsHypervisor(exe):

@@ -3,6 +3,7 @@ package bench
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -62,5 +63,9 @@ func (f Figure) Row() []string {
 		}
 		return fmt.Sprintf("%.2f", x)
 	}
-	return []string{f.Name, v(f.P50), v(f.P95), v(f.Min), v(f.Max), f.Unit, fmt.Sprint(f.N)}
+	name := f.Name
+	if part, ok := strings.CutPrefix(name, "  "); ok {
+		name = "– " + part // a table trims its cells
+	}
+	return []string{name, v(f.P50), v(f.P95), v(f.Min), v(f.Max), f.Unit, fmt.Sprint(f.N)}
 }

@@ -1,6 +1,26 @@
 package bench
 
-import "testing"
+import (
+	"strings"
+	"testing"
+
+	"sandboxforge/internal/cli/ui"
+)
+
+// TestPartsStayBelowTheirFigure: a table shows what is a part of what.
+func TestPartsStayBelowTheirFigure(t *testing.T) {
+	table := ui.NewTable("FIGURE", "P50", "P95", "MIN", "MAX", "UNIT", "N")
+	for _, f := range []Figure{figure("clone", "ms", "", []float64{7}), figure("  of which boot", "ms", "", []float64{5})} {
+		table.Row(f.Row()...)
+	}
+	var b strings.Builder
+	if _, err := table.WriteTo(&b); err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(b.String(), "\nclone ") || !strings.Contains(b.String(), "\n– of which boot ") {
+		t.Errorf("got\n%s", &b)
+	}
+}
 
 func TestFigureRanks(t *testing.T) {
 	var s []float64

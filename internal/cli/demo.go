@@ -29,8 +29,8 @@ func demoCommand(env *Env) *cobra.Command {
 		Long: `Start the real MCP server, talk to it over stdio as any client would, and take a
 small sample workspace through the whole life of a VM: create, run, test, build
 and run a container, collect artifacts, sync back, destroy. The guest image is
-built first if it is missing. Nothing stays but that image and, with --dir or
---keep, the copy of the workspace.
+built first if it is missing, and so is the template in which the VM begins.
+Nothing stays but these two and, with --dir or --keep, the copy of the workspace.
 
 An interrupt destroys the VM; a second one leaves it to its lease.`,
 		Args: noArgs,

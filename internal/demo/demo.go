@@ -149,7 +149,8 @@ func (d *demo) call(ctx context.Context, tool string, args, out any) error {
 	d.line.Print("  → " + tool + " " + argumentText(args))
 	return d.c.Call(ctx, tool, args, out, func(message string) {
 		// The line has a time of its own.
-		stage, text, ok := strings.Cut(elapsed.ReplaceAllString(message, ""), ": ")
+		message = elapsed.ReplaceAllString(message, "")
+		stage, text, ok := strings.Cut(message, ": ")
 		if !ok || len(stage) > 24 {
 			stage, text = tool, message
 		}

@@ -81,7 +81,7 @@ func TestDemoRunsToItsEnd(t *testing.T) {
 	}
 	for _, want := range []string{
 		"packages: one", "→ create_instance", "boot: half way", "guest kernel 9.9.9", r.Artifacts[0].SHA256,
-		"The demo ran to its end.", "STEP ", "PART OF GETTING THE VM",
+		"The demo ran to its end.", "Next: have your MCP client start " + o.Server, "the template in which", "STEP ", "PART OF GETTING THE VM",
 	} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("the story lacks %q:\n%s", want, out)

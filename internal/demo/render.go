@@ -3,6 +3,7 @@ package demo
 import (
 	"encoding/json"
 	"fmt"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -61,5 +62,19 @@ func (d *demo) summary(failed error) {
 	}
 	if failed == nil {
 		d.say("\nThe demo ran to its end.")
+		d.next()
 	}
+}
+
+// next says what stays and what to do with it.
+func (d *demo) next() {
+	switch {
+	case d.o.EnsureTemplate != nil:
+		d.say("The guest image stays, and the template in which VMs of this size begin.")
+	case d.o.EnsureImage != nil:
+		d.say("The guest image stays.")
+	}
+	d.say("\nNext: have your MCP client start %s", d.o.Server)
+	d.say("(README.md, “Connecting clients”, shows how) and ask it for a VM for a workspace of yours;")
+	d.say("see its VMs with %s.", filepath.Join(filepath.Dir(d.o.Server), "sandboxforge ps"))
 }

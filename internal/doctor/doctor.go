@@ -338,7 +338,21 @@ func (o Options) leftovers(ctx context.Context, r *Report) {
 			r.add(Check{ID: "instances", Status: Fail, Summary: "the lease database cannot be used: " + f.Error(), Fix: f.NextSteps})
 		} else {
 			known = true
-			c := Check{ID: "instances", Status: OK, Summary: fmt.Sprintf("%d of at most %d", len(list.Instances), o.Settings.MaxInstances)}
+			instances, own := 0, 0
+			for _, in := range list.Instances {
+				if in.Kind == "" || in.Kind == "instance" {
+					instances++
+				} else {
+					own++
+				}
+			}
+			c := Check{ID: "instances", Status: OK, Summary: fmt.Sprintf("%d of at most %d", instances, o.Settings.MaxInstances)}
+			if instances > o.Settings.MaxInstances {
+				c.Summary = fmt.Sprintf("%d; MAX_INSTANCES is %d here, and more for the server that made them", instances, o.Settings.MaxInstances)
+			}
+			if own > 0 {
+				c.Summary += fmt.Sprintf(", and %d VMs of SandboxForge's own (pool, templates)", own)
+			}
 			for _, in := range list.Instances {
 				live[in.BackendInstanceName] = true
 				if in.ReconciliationDrift != nil && *in.ReconciliationDrift != "" {

@@ -146,6 +146,13 @@ func TestRun(t *testing.T) {
 				return nil, fault.New(fault.Internal, "newer schema").Next("use the newer program")
 			}
 		}, false, "instances", Fail, "use the newer program", ""},
+		"more than here is allowed": {func(o *Options) {
+			o.Settings.MaxInstances = 1
+			o.Host.Processes = nil
+			o.Instances = func(context.Context) (*sandbox.ListInstancesResult, error) {
+				return &sandbox.ListInstancesResult{Instances: []sandbox.Instance{{Kind: "instance"}, {Kind: "instance"}, {Kind: "pool"}}}, nil
+			}
+		}, true, "instances", OK, "2; MAX_INSTANCES is 1 here, and more for the server that made them, and 1 VMs of SandboxForge's own", "at most"},
 		"leftover": {func(o *Options) {
 			o.Host.Processes = func(string) ([]Process, error) {
 				return []Process{{1, "supervisor", "agent-1"}, {77, "hypervisor", "agent-2"}}, nil

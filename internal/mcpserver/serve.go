@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"strings"
 	"syscall"
 	"time"
 
@@ -35,9 +36,11 @@ func (s *Server) Serve(ctx context.Context, cfg Config, stdio Stdio) error {
 	case err != nil && !onStdio:
 		return err
 	case err != nil:
-		s.log.Warn("no HTTP; stdio goes on without it", "reason", err.Error(), "next_steps", fault.From(err).NextSteps)
+		s.log.Warn("no HTTP; stdio goes on without it", "reason", err.Error(), "next_steps", strings.Join(fault.From(err).NextSteps, "; "))
 	case web == nil && !onStdio:
-		return fmt.Errorf("nothing to serve: MCP_ENABLE_HTTP is off and stdio is off (standard input is %s)", stdio.Kind)
+		return fault.New(fault.InvalidArgument, "nothing to serve: MCP_ENABLE_HTTP is off, and so is stdio").
+			Because("standard input is %s", stdio.Kind).
+			Next("have an MCP client start the server, or set MCP_ENABLE_HTTP to 1")
 	case web != nil:
 		s.log.Info("listening", "url", web.url, "stdio", onStdio)
 		if !onStdio && cfg.Stdio == StdioAuto {

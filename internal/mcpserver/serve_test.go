@@ -217,8 +217,12 @@ func TestServeByHandSaysWhereItListens(t *testing.T) {
 
 func TestServeNothing(t *testing.T) {
 	v := serveInProcess(t, Config{Stdio: StdioAuto}, StdinNull)
-	if err := <-v.done; err == nil || !strings.Contains(err.Error(), "nothing to serve") {
-		t.Error(err)
+	err := <-v.done
+	if err == nil || !strings.Contains(err.Error(), "nothing to serve") {
+		t.Fatal(err)
+	}
+	if f := fault.From(err); f.Code != fault.InvalidArgument || f.Cause == "" || len(f.NextSteps) == 0 {
+		t.Errorf("no cause or remedy: %+v", f)
 	}
 }
 

@@ -74,7 +74,11 @@ func textDestroy(r *sandbox.DestroyInstanceResult) string {
 
 func textValidate(r *sandbox.ValidateWorkspaceConfigResult) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "Configuration of %s valid: %t; from %s.", r.WorkspaceRoot, r.Valid, strings.Join(r.Sources, ", "))
+	verdict := "valid"
+	if !r.Valid {
+		verdict = "not valid"
+	}
+	fmt.Fprintf(&b, "The configuration of %s is %s (made of %s).", r.WorkspaceRoot, verdict, strings.Join(r.Sources, ", "))
 	for _, d := range r.Diagnostics {
 		fmt.Fprintf(&b, "\n%s: ", d.Severity)
 		if d.File != "" {

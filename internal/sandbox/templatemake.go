@@ -193,17 +193,21 @@ func (s *Service) makeReady(ctx context.Context, g *guest.Client) (withDocker bo
 			return false, fault.Wrap(err, fault.DockerCommandFailed, "the network of the template could not be made")
 		}
 	}
-	report(ctx, Progress{Stage: "template", Message: "letting the guest come to rest"})
 	for _, step := range []struct {
 		command, user string
 		mayFail       bool
+		says          string // "": what the step before it says
 	}{
 		// As an agent's first commands run: its shell, and what it calls.
-		{command: "true; command -v docker >/dev/null && docker version >/dev/null; command -v git >/dev/null && git --version >/dev/null; true", mayFail: true},
+		{command: "true; command -v docker >/dev/null && docker version >/dev/null; command -v git >/dev/null && git --version >/dev/null; true", mayFail: true, says: "running the usual programs once"},
 		{command: cleanScript, user: "root", mayFail: true},
-		{command: fmt.Sprintf(idleScript, int(idleLimit.Seconds()*2)), user: "root", mayFail: true},
+		{command: fmt.Sprintf(idleScript, int(idleLimit.Seconds()*2)), user: "root", mayFail: true,
+			says: "letting the guest come to rest, about a minute at most"},
 		{command: "sync", user: "root"},
 	} {
+		if step.says != "" {
+			report(ctx, Progress{Stage: "template", Message: step.says})
+		}
 		id := guest.NewID("template-")
 		p, err := g.Run(ctx, id, guest.Spec{Command: step.command, User: step.user, Dir: "/", Timeout: 2 * time.Minute}, nil)
 		if err != nil {

@@ -112,12 +112,21 @@ func instanceEnded(l Lease) *fault.Error {
 		state = "is being removed"
 	}
 	e := fault.New(fault.InstanceTerminal, "instance %s %s: its status is %s", l.InstanceID, state, l.Status).
-		Next("call create_instance for a new one; nothing of this one can be used again").
 		With("instance_id", l.InstanceID).With("status", string(l.Status))
-	if l.EndReason != "" {
-		e.Because("%s", l.EndReason).With("end_reason", l.EndReason)
+	switch {
+	case l.Status == Expiring || l.Status == Expired:
+		e.Because("its deadline was %s", l.ExpiresAt.Format("2006-01-02T15:04:05Z07:00")).
+			Next("call create_instance for a new one, with a longer ttl_minutes, or call extend_instance_ttl in time")
+	case l.EndReason != "":
+		e.Because("its end was: %s", l.EndReason)
 	}
-	return e
+	if l.EndReason != "" {
+		e.With("end_reason", l.EndReason)
+	}
+	if e.NextSteps == nil {
+		e.Next("call create_instance for a new one; nothing of this one can be used again")
+	}
+	return e.Next("read what its tasks last printed with list_tasks and get_task_logs")
 }
 
 // notLive is the fault for a lease that is not running, by its status.

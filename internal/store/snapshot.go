@@ -391,7 +391,7 @@ func snapshotConflict(sn Snapshot, to SnapshotStatus) error {
 // snapshotInUse names who began in a snapshot.
 func snapshotInUse(sn Snapshot, children []Lease) error {
 	var ids []string
-	e := fault.Wrap(ErrSnapshotInUse, fault.InvalidArgument, "snapshot %s cannot be deleted: %d instance(s) began in it and need it", sn.SnapshotID, len(children)).
+	e := fault.Wrap(ErrSnapshotInUse, fault.InvalidArgument, "%d instance(s) began in snapshot %s and need it", len(children), sn.SnapshotID).
 		Because("an instance uses the memory and disk of the snapshot that it began in as long as it exists")
 	for _, l := range children {
 		ids = append(ids, l.InstanceID)

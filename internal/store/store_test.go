@@ -6,6 +6,7 @@ import (
 	"errors"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -284,6 +285,23 @@ func TestLiveLease(t *testing.T) {
 	wantCode(t, s.liveErr(t, "nonsense"), fault.InstanceNotFound)
 	_, err := s.Update(t.Context(), leaseIn(t, s, Destroyed).InstanceID, Patch{})
 	wantCode(t, err, fault.InstanceTerminal)
+}
+
+// TestAnEndSaysWhatNext: who meets an ended instance learns why it ended, how to
+// avoid it the next time, and where its output is.
+func TestAnEndSaysWhatNext(t *testing.T) {
+	s, _ := open(t)
+	for status, want := range map[Status][2]string{
+		Expired:   {"its deadline was ", "longer ttl_minutes"},
+		Destroyed: {"", "create_instance"},
+	} {
+		l := leaseIn(t, s, status)
+		f := wantCode(t, s.liveErr(t, l.InstanceID), fault.InstanceTerminal)
+		steps := strings.Join(f.NextSteps, "\n")
+		if !strings.Contains(f.Cause, want[0]) || !strings.Contains(steps, want[1]) || !strings.Contains(steps, "get_task_logs") {
+			t.Errorf("%s: cause %q, next %q", status, f.Cause, steps)
+		}
+	}
 }
 
 func TestExtend(t *testing.T) {
