@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -237,7 +238,15 @@ type layer struct {
 	doc       *document
 }
 
-func (l *loader) apply(y *layer) { l.table(y, nil, y.doc.values) }
+// apply takes over a layer's values. What is wrong with it is told in the
+// order of its lines.
+func (l *loader) apply(y *layer) {
+	before := len(l.out.Diagnostics)
+	l.table(y, nil, y.doc.values)
+	slices.SortStableFunc(l.out.Diagnostics[before:], func(a, b Diagnostic) int {
+		return cmp.Or(cmp.Compare(a.Line, b.Line), cmp.Compare(a.Column, b.Column))
+	})
+}
 
 func (l *loader) table(y *layer, path []string, values map[string]any) {
 	for _, name := range slices.Sorted(maps.Keys(values)) {

@@ -298,13 +298,13 @@ install_if_missing = true
 		lines = append(lines, strings.Replace(d.String(), w.root+"/", "", 1))
 	}
 	want := []string{
-		".sandboxforge.toml:7:1: error: build.prebuilt.staleness_check: found an integer where a table is expected (allowed: a table with the keys check_age_threshold, check_dependencies, check_git_commit, on_stale)",
-		".sandboxforge.toml:10:3: error: docker: found a list where a table is expected (allowed: a table with the keys install_if_missing)",
-		".sandboxforge.toml:8:2: error: inffra: unknown key; did you mean infra? (allowed: keys: build, docker, infra, sync, vm)",
-		`.sandboxforge.toml:13:1: error: infra.mysql."root.password": unknown key; did you mean infra.mysql.root_password? (allowed: keys: container_name_prefix, database, enabled, extra_env, image, inject_env_to, root_password)`,
 		".sandboxforge.toml:3:1: error: vm.cpus: found a boolean where an integer is expected (allowed: a whole number from 1 to 4096)",
 		".sandboxforge.toml:4:1: error: vm.memroy_gib: unknown key; did you mean vm.memory_gib? (allowed: keys: allowed_templates, arch, cpus, disk_gib, image, memory_gib, template, vm_type)",
 		`.sandboxforge.toml:5:1: error: vm.template: "evil" is not a template that the operator allows a workspace to choose (allowed: template:docker (vm.allowed_templates in the operator's file))`,
+		".sandboxforge.toml:7:1: error: build.prebuilt.staleness_check: found an integer where a table is expected (allowed: a table with the keys check_age_threshold, check_dependencies, check_git_commit, on_stale)",
+		".sandboxforge.toml:8:2: error: inffra: unknown key; did you mean infra? (allowed: keys: build, docker, infra, sync, vm)",
+		".sandboxforge.toml:10:3: error: docker: found a list where a table is expected (allowed: a table with the keys install_if_missing)",
+		`.sandboxforge.toml:13:1: error: infra.mysql."root.password": unknown key; did you mean infra.mysql.root_password? (allowed: keys: container_name_prefix, database, enabled, extra_env, image, inject_env_to, root_password)`,
 		"request_overrides: error: sync: found a string where a table is expected (allowed: a table with the keys allow_refused, exclude_patterns, include_git, use_gitignore)",
 		"request_overrides: error: vm.cpus: found a fraction where an integer is expected (allowed: a whole number from 1 to 4096)",
 		"request_overrides: error: vm.disk_gib: inf and nan are not allowed (allowed: a number greater than 0)",

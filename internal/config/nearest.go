@@ -3,7 +3,7 @@ package config
 import "strings"
 
 // nearest is the candidate with the smallest edit distance to s, if that is
-// small enough to be a slip.
+// small enough to be a slip, else the one that s is the beginning of.
 func nearest(s string, candidates []string) string {
 	if len(s) > 100 {
 		return ""
@@ -12,6 +12,17 @@ func nearest(s string, candidates []string) string {
 	for _, c := range candidates {
 		if d := distance(strings.ToLower(s), c); d < least {
 			best, least = c, d
+		}
+	}
+	if best != "" || len(s) < 3 {
+		return best
+	}
+	for _, c := range candidates {
+		if strings.HasPrefix(c, strings.ToLower(s)) {
+			if best != "" {
+				return ""
+			}
+			best = c
 		}
 	}
 	return best
