@@ -12,17 +12,17 @@ import (
 
 // Container is a row of the engine's list.
 type Container struct {
-	ID       string            `json:"id"`
-	Name     string            `json:"name"`
-	Image    string            `json:"image"` // as it was named when the container was made
-	ImageID  string            `json:"image_id"`
-	Command  string            `json:"command"`
-	State    string            `json:"state"`  // created, running, paused, restarting, exited, dead
-	Status   string            `json:"status"` // for people, such as "Up 3 minutes"
-	Created  time.Time         `json:"created"`
-	Ports    []string          `json:"ports"`
-	Labels   map[string]string `json:"labels"`
-	Networks []string          `json:"networks"`
+	ID       string
+	Name     string
+	Image    string // as it was named when the container was made
+	ImageID  string
+	Command  string
+	State    string // created, running, paused, restarting, exited, dead
+	Status   string // for people, such as "Up 3 minutes"
+	Created  time.Time
+	Ports    []string
+	Labels   map[string]string
+	Networks []string
 }
 
 // Containers lists the running containers, or all, that have every label
@@ -98,6 +98,7 @@ type ContainerDetail struct {
 	Error     string    // why it could not be started
 	StartedAt time.Time // zero if it never was
 	PID       int       // in the guest, 0 unless it runs
+	Restarts  int       // by the engine, since it was last started by somebody
 	Env       []string
 	Labels    map[string]string
 	Addresses map[string]string // network to IPv4 address
@@ -111,10 +112,11 @@ func (c ContainerDetail) Running() bool { return c.Status == "running" }
 // ErrNotFound.
 func (e *Engine) Container(ctx context.Context, name string) (ContainerDetail, error) {
 	var r struct {
-		ID    string `json:"Id"`
-		Name  string
-		Image string
-		State struct {
+		ID           string `json:"Id"`
+		Name         string
+		Image        string
+		RestartCount int
+		State        struct {
 			Status    string
 			ExitCode  int
 			Error     string
@@ -136,7 +138,7 @@ func (e *Engine) Container(ctx context.Context, name string) (ContainerDetail, e
 	c := ContainerDetail{
 		ID: r.ID, Name: strings.TrimPrefix(r.Name, "/"), ImageID: r.Image, Image: r.Config.Image, Status: r.State.Status,
 		ExitCode: r.State.ExitCode, Error: r.State.Error, PID: r.State.Pid, Env: r.Config.Env, Labels: r.Config.Labels,
-		Addresses: map[string]string{},
+		Restarts: r.RestartCount, Addresses: map[string]string{},
 	}
 	if r.State.StartedAt.Year() > 1 {
 		c.StartedAt = r.State.StartedAt

@@ -19,7 +19,6 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"net/url"
 )
 
 // Socket is where the engine listens in every guest.
@@ -56,30 +55,6 @@ func (e *Engine) Close() { e.tr.CloseIdleConnections() }
 // Ping succeeds when the engine answers.
 func (e *Engine) Ping(ctx context.Context) error {
 	return e.do(ctx, http.MethodGet, "/_ping", nil, nil)
-}
-
-// Network is a Docker network.
-type Network struct {
-	ID   string `json:"Id"`
-	Name string `json:"Name"`
-}
-
-// EnsureNetwork makes a bridge network unless there is one of that name.
-func (e *Engine) EnsureNetwork(ctx context.Context, name string) (created bool, err error) {
-	var n Network
-	err = e.do(ctx, http.MethodGet, "/networks/"+url.PathEscape(name), nil, &n)
-	if err == nil || !errors.Is(err, ErrNotFound) {
-		return false, err
-	}
-	err = e.do(ctx, http.MethodPost, "/networks/create", map[string]any{"Name": name, "Driver": "bridge"}, &n)
-	if err == nil {
-		return true, nil
-	}
-	// Somebody else may have made it meanwhile.
-	if e.do(ctx, http.MethodGet, "/networks/"+url.PathEscape(name), nil, &n) == nil {
-		return false, nil
-	}
-	return false, err
 }
 
 // do calls the API and decodes its answer into out, if out is not nil.

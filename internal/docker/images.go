@@ -14,12 +14,12 @@ import (
 
 // Image is an image that the engine has.
 type Image struct {
-	ID      string            `json:"id"`
-	Tags    []string          `json:"tags"` // references, "name:tag"
-	Digests []string          `json:"digests"`
-	Created time.Time         `json:"created"`
-	Size    int64             `json:"size_bytes"`
-	Labels  map[string]string `json:"labels"`
+	ID      string
+	Tags    []string // references, "name:tag"
+	Digests []string
+	Created time.Time
+	Size    int64
+	Labels  map[string]string
 }
 
 // Images lists the images that have every label ("key" or "key=value"), newest

@@ -1,6 +1,10 @@
 package mcpserver
 
-import "sandboxforge/internal/fault"
+import (
+	"slices"
+
+	"sandboxforge/internal/fault"
+)
 
 // What many parameters have in common. A well-formed id that nobody knows and
 // one that cannot be an id get the same fault, so that a client needs one
@@ -23,6 +27,11 @@ var (
 // catalog is the table of tools, in the order of the documentation. A new tool
 // is one more row: its data, the method of Service, and its text.
 func catalog() []*tool {
+	return slices.Concat(catalogInstances(), catalogDocker())
+}
+
+// catalogInstances are the tools for VMs, commands, files and saved states.
+func catalogInstances() []*tool {
 	return []*tool{
 		row(spec{
 			Name:  "validate_workspace_config",

@@ -15,8 +15,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/jsonschema-go/jsonschema"
-
-	"sandboxforge/internal/sandbox"
 )
 
 var update = flag.Bool("update", false, "rewrite the golden files")
@@ -101,22 +99,9 @@ func TestSchemasAreFitForEveryClient(t *testing.T) {
 // Whatever a service returns, down to a zero result, must match the schema:
 // TypeScript clients throw otherwise.
 func TestResultsMatchTheirSchema(t *testing.T) {
-	results := []any{
-		&sandbox.ValidateWorkspaceConfigResult{}, &sandbox.CreateInstanceResult{}, &sandbox.ListInstancesResult{},
-		&sandbox.ExtendInstanceTTLResult{}, &sandbox.DestroyInstanceResult{}, &sandbox.PrepareWorkspaceResult{},
-		&sandbox.RunCommandResult{}, &sandbox.StartBackgroundTaskResult{}, &sandbox.Task{}, &sandbox.GetTaskLogsResult{},
-		&sandbox.StopTaskResult{}, &sandbox.ListTasksResult{}, &sandbox.CopyResult{}, &sandbox.CopyResult{},
-		&sandbox.SyncToInstanceResult{}, &sandbox.SyncFromInstanceResult{}, &sandbox.CollectArtifactsResult{},
-		&sandbox.ForkInstanceResult{}, &sandbox.SnapshotInstanceResult{}, &sandbox.ListSnapshotsResult{}, &sandbox.CreateInstanceResult{},
-		&sandbox.DeleteSnapshotResult{},
-	}
-	tools := catalog()
-	if len(results) != len(tools) {
-		t.Fatalf("%d results for %d tools", len(results), len(tools))
-	}
-	for i, tool := range tools {
+	for _, tool := range catalog() {
 		for _, full := range []bool{false, true} {
-			out := results[i]
+			out := tool.result()
 			if full {
 				fill(reflect.ValueOf(out).Elem(), 0)
 			}

@@ -31,5 +31,11 @@ type Service interface {
 	DeleteSnapshot(context.Context, sandbox.DeleteSnapshotRequest) (*sandbox.DeleteSnapshotResult, error)
 	RestoreInstance(context.Context, sandbox.RestoreInstanceRequest) (*sandbox.CreateInstanceResult, error)
 	ForkInstance(context.Context, sandbox.ForkInstanceRequest) (*sandbox.ForkInstanceResult, error)
+	DockerRun(context.Context, sandbox.DockerRunRequest) (*sandbox.DockerRunResult, error)
+	DockerExec(context.Context, sandbox.DockerExecRequest) (*sandbox.DockerExecResult, error)
+	DockerLogs(context.Context, sandbox.DockerLogsRequest) (*sandbox.DockerLogsResult, error)
+	DockerCompose(context.Context, sandbox.DockerComposeRequest) (*sandbox.DockerComposeResult, error)
+	DockerPS(context.Context, sandbox.DockerPSRequest) (*sandbox.DockerPSResult, error)
+	DockerImages(context.Context, sandbox.DockerImagesRequest) (*sandbox.DockerImagesResult, error)
 	CollectArtifacts(context.Context, sandbox.CollectArtifactsRequest) (*sandbox.CollectArtifactsResult, error)
 }

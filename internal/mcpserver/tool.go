@@ -33,6 +33,7 @@ type tool struct {
 	spec   spec
 	mcp    *mcp.Tool
 	output *jsonschema.Resolved
+	result func() any // a new, empty result
 	call   func(context.Context, Service, json.RawMessage) (out any, text string, err error)
 }
 
@@ -64,6 +65,7 @@ func row[In, Out any](s spec, method func(Service, context.Context, In) (*Out, e
 			},
 		},
 		output: resolved,
+		result: func() any { return new(Out) },
 		call: func(ctx context.Context, svc Service, raw json.RawMessage) (any, string, error) {
 			var req In
 			if f := valid.decode(raw, &req); f != nil {

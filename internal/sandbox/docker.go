@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"sandboxforge/internal/config"
 	"sandboxforge/internal/docker"
 	"sandboxforge/internal/fault"
 	"sandboxforge/internal/guest"
@@ -24,18 +25,24 @@ const dockerPatience = 10 * time.Second
 type dockerCall struct {
 	s      *Service
 	lease  store.Lease
+	config config.Config
 	guest  *guest.Client
 	engine *docker.Engine
 }
 
 // docker begins a call of a Docker tool. An instance without a workspace is
-// WORKSPACE_BINDING_REQUIRED, an engine that does not answer RUNTIME_NOT_READY.
+// WORKSPACE_BINDING_REQUIRED, a configuration that is no longer valid
+// WORKSPACE_CONFIG_INVALID, an engine that does not answer RUNTIME_NOT_READY.
 func (s *Service) docker(ctx context.Context, instanceID string) (*dockerCall, error) {
 	l, g, err := s.bound(ctx, instanceID)
 	if err != nil {
 		return nil, err
 	}
-	d := &dockerCall{s: s, lease: l, guest: g, engine: docker.NewEngine(g.DialContext)}
+	res := s.resolveConfig(l.WorkspaceRoot, specOf(l).overrides())
+	if err := res.Err(); err != nil {
+		return nil, err
+	}
+	d := &dockerCall{s: s, lease: l, config: res.Config, guest: g, engine: docker.NewEngine(g.DialContext)}
 	if err := d.engine.Ping(ctx); err != nil {
 		if err := s.waitDocker(ctx, g, dockerPatience); err != nil {
 			d.close()
@@ -59,6 +66,9 @@ type dockerRun struct {
 	shown []string          // args as they are recorded and shown, without secrets; nil: args
 	env   map[string]string // of the docker program itself
 	cwd   string            // "": the workspace
+	// within, if not 0, has the guest end the program by itself after that time;
+	// its exit code is then endedByTimeout.
+	within time.Duration
 	// timeout kills the docker program; 0 is none but the lease's end.
 	timeout time.Duration
 	limit   int // bytes of each stream that are kept; 0: the default
@@ -74,9 +84,13 @@ func (d *dockerCall) run(ctx context.Context, r dockerRun) (*CommandResult, erro
 	if shown == nil {
 		shown = r.args
 	}
+	argv := append(d.prefix(), r.args...)
+	if r.within > 0 {
+		argv = endAfter(r.within, argv)
+	}
 	c := commandSpec{
 		tool: r.tool, instanceID: d.lease.InstanceID, command: shellQuote(append([]string{"docker"}, shown...)),
-		argv: append(d.prefix(), r.args...), cwd: r.cwd, env: r.env, watch: r.watch,
+		argv: argv, cwd: r.cwd, env: r.env, watch: r.watch,
 	}
 	if err := c.check(); err != nil {
 		return nil, err
