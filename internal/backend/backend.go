@@ -278,6 +278,9 @@ type Exit struct {
 	At     time.Time `json:"at"`
 	Reason string    `json:"reason"` // one of the Exit constants
 	Detail string    `json:"detail,omitempty"`
+	// Starved: it is the host that most likely had too little memory for it. It
+	// was killed from outside, as the kernel does then, or said so itself.
+	Starved bool `json:"starved,omitempty"`
 }
 
 // How a VM can end.

@@ -70,6 +70,10 @@ func (c Code) defaultSteps() []string {
 		return []string{"repeat the call if its result is still wanted"}
 	case BackendUnavailable, ImageNotFound:
 		return []string{"run `sandboxforge doctor` on the host"}
+	case InsufficientDisk:
+		return []string{"free space on the host's disk: destroy_instance and delete_snapshot what is no longer needed", "repeat the call"}
+	case InsufficientHostResources:
+		return []string{"free memory on the host, or destroy_instance what is no longer needed", "repeat the call"}
 	case Internal, BackendCommandFailed:
 		return []string{"run `sandboxforge doctor` on the host and read the server's log on stderr"}
 	default:

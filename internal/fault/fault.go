@@ -13,6 +13,7 @@
 package fault
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -41,8 +42,13 @@ func New(code Code, format string, args ...any) *Error {
 }
 
 // Wrap makes a fault around err. The message stands alone: it should make
-// sense without err's text, which is appended by Error.
+// sense without err's text, which is appended by Error. Where the code says no
+// more than that something failed, and err is a shortage of the host, the code
+// is that of the shortage.
 func Wrap(err error, code Code, format string, args ...any) *Error {
+	if code == Internal || code == BackendCommandFailed {
+		code = cmp.Or(shortage(err), code)
+	}
 	return &Error{Code: code, Message: fmt.Sprintf(format, args...), Err: err}
 }
 
@@ -105,8 +111,9 @@ func (e *Error) DetailMap() map[string]any {
 	return m
 }
 
-// From finds the fault in err. A context that ended becomes Cancelled; any
-// other error becomes Internal. From(nil) is nil.
+// From finds the fault in err. A context that ended becomes Cancelled, a full
+// disk or memory what there is too little of, any other error Internal.
+// From(nil) is nil.
 func From(err error) *Error {
 	if err == nil {
 		return nil
@@ -120,6 +127,12 @@ func From(err error) *Error {
 	}
 	if errors.Is(err, context.DeadlineExceeded) {
 		return Wrap(err, Cancelled, "the call's deadline passed")
+	}
+	switch shortage(err) {
+	case InsufficientDisk:
+		return Wrap(err, InsufficientDisk, "the host's disk is full")
+	case InsufficientHostResources:
+		return Wrap(err, InsufficientHostResources, "the host's memory is used up")
 	}
 	return Wrap(err, Internal, "unexpected failure")
 }

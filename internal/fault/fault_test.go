@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"syscall"
 	"testing"
 )
 
@@ -20,6 +22,10 @@ func TestFromKeepsTheInnermostKnowledge(t *testing.T) {
 		"anything else":   {errors.New("boom"), Internal},
 		"fault over ctx":  {Wrap(context.Canceled, OutcomeUnknown, "who knows"), OutcomeUnknown},
 		"nil is no fault": {nil, ""},
+		"a full disk":     {&os.PathError{Op: "open", Path: "x", Err: syscall.ENOSPC}, InsufficientDisk},
+		"a quota":         {Wrap(os.NewSyscallError("write", syscall.EDQUOT), Internal, "cannot write"), InsufficientDisk},
+		"no memory":       {Wrap(os.NewSyscallError("fork", syscall.ENOMEM), BackendCommandFailed, "cannot start"), InsufficientHostResources},
+		"who knows more":  {Wrap(syscall.ENOSPC, ImageNotFound, "no"), ImageNotFound},
 	} {
 		if got := CodeOf(c.err); got != c.code {
 			t.Errorf("%s: code %q, want %q", name, got, c.code)

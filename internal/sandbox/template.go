@@ -14,6 +14,7 @@ import (
 	"sandboxforge/internal/backend"
 	"sandboxforge/internal/fault"
 	"sandboxforge/internal/store"
+	"sandboxforge/internal/supervisor"
 	"sandboxforge/internal/template"
 )
 
@@ -210,9 +211,17 @@ func noRoom(err error) bool {
 	return fault.Is(err, fault.InsufficientHostResources) || fault.Is(err, fault.InsufficientDisk)
 }
 
+// blamesState reports whether a clone failed by what it began in. Where its
+// processes could not be started, were killed, or found no room, others may
+// begin there all the same.
+func blamesState(err error) bool {
+	return errors.Is(err, backend.ErrStateUnfit) || errors.Is(err, supervisor.ErrEnded) && fault.Is(err, fault.RuntimeNotReady)
+}
+
 // bringUpFrom is bringUp for a lease whose VM begins in o. If a clone does not
-// come up, its template is taken out of force and the same lease's VM boots;
-// the returned warnings say so.
+// come up, the same lease's VM boots, and its template is taken out of force if
+// it is to blame; the returned warnings say so. For want of room on the host
+// there is no boot either.
 func (s *Service) bringUpFrom(ctx context.Context, sel Selected, lease store.Lease, o origin, timings map[string]int64) (store.Lease, []string, error) {
 	var warnings []string
 	if o.why != "" {
@@ -220,7 +229,7 @@ func (s *Service) bringUpFrom(ctx context.Context, sel Selected, lease store.Lea
 	}
 	began := s.now()
 	up, err := s.bringUp(ctx, sel, lease, timings)
-	if err == nil || o.template == nil || ctx.Err() != nil || fault.Is(err, fault.InsufficientDisk) {
+	if err == nil || o.template == nil || ctx.Err() != nil || noRoom(err) {
 		return up, warnings, err
 	}
 	if now, lerr := s.store.Lease(ctx, lease.InstanceID); lerr != nil || now.Status != store.Creating || now.Generation != lease.Generation {
@@ -232,10 +241,12 @@ func (s *Service) bringUpFrom(ctx context.Context, sel Selected, lease store.Lea
 	if rerr := s.removeVM(ctx, lease, "its clone did not come up", 0); rerr != nil {
 		return lease, warnings, errors.Join(err, rerr)
 	}
-	if derr := s.templateStore(sel).Discard(ctx, o.template, "a clone of it did not come up: "+reason); derr != nil {
-		s.log.Warn("an unfit template stays in force", "key", o.template.Key, "error", derr)
+	if blamesState(err) {
+		if derr := s.templateStore(sel).Discard(ctx, o.template, "a clone of it did not come up: "+reason); derr != nil {
+			s.log.Warn("an unfit template stays in force", "key", o.template.Key, "error", derr)
+		}
+		s.record(ctx, "template_unfit", lease.InstanceID, "", nil, map[string]any{"key": o.template.Key, "reason": reason})
 	}
-	s.record(ctx, "template_unfit", lease.InstanceID, "", nil, map[string]any{"key": o.template.Key, "reason": reason})
 	spec := specOf(lease)
 	spec.VM.From, spec.Shape = "", ""
 	patch, err := spec.patch()

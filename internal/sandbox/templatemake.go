@@ -104,10 +104,10 @@ func (s *Service) saveTemplate(ctx context.Context, sel Selected, spec backend.S
 		report(ctx, Progress{Stage: "template", Message: "trying a clone"})
 		return s.tryClone(ctx, c.Guest(), withDocker)
 	})
-	if err != nil {
+	if err != nil && !noRoom(err) {
 		return fault.Wrap(err, fault.RuntimeNotReady, "the template was made, but a clone of it does not work").Because("%s", reasonOf(err))
 	}
-	return nil
+	return err
 }
 
 // withPassingVM runs f with a VM of a template lease, which is gone when it

@@ -12,8 +12,9 @@ import (
 
 // Run runs the calling test once more, in a process with a mount namespace of
 // its own, and fails it if that fails. There, inside is true and dir is a file
-// system of the given size, in tmpfs's words. Where a user gets no such
-// namespace the test is skipped.
+// system of the given size, in tmpfs's words; ",nr_inodes=N" after it bounds
+// how many files it can hold. Where a user gets no such namespace the test is
+// skipped.
 func Run(t *testing.T, size string) (dir string, inside bool) {
 	t.Helper()
 	const where = "SANDBOXFORGE_TEST_SMALL_DISK"

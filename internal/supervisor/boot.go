@@ -29,6 +29,7 @@ type bootError struct {
 	detail  string
 	console string
 	retry   bool
+	code    fault.Code // of the shortage of the host that it is due to, if any
 }
 
 func (e *bootError) Error() string { return e.detail }
@@ -79,6 +80,14 @@ func (s *supervisor) boot(ctx context.Context) error {
 	}
 }
 
+// starvedOf is the code of a fault that says what the host has too little of.
+func starvedOf(err error) fault.Code {
+	if c := fault.CodeOf(err); c == fault.InsufficientDisk || c == fault.InsufficientHostResources {
+		return c
+	}
+	return ""
+}
+
 // explained is an error's text with its probable cause: the hypervisor's own
 // words say more than that it ended.
 func explained(err error) string {
@@ -99,7 +108,7 @@ func (s *supervisor) attempt(ctx context.Context, n int, last bool) error {
 		Progress: func(stage, message string) { s.board.stage("starting", message) },
 	})
 	if err != nil {
-		return &bootError{detail: "the hypervisor could not start the VM: " + explained(err)}
+		return &bootError{detail: "the hypervisor could not start the VM: " + explained(err), code: starvedOf(err)}
 	}
 	s.board.machineInfo(m.Info())
 	s.board.timing("start", time.Since(began))
@@ -113,8 +122,16 @@ func (s *supervisor) attempt(ctx context.Context, n int, last bool) error {
 	defer tick.Stop()
 	var seen []byte
 	quiet := time.Now() // since when the console says nothing new
-	fail := func(format string, args ...any) error {
+	fail := func(format string, args ...any) *bootError {
 		return &bootError{detail: fmt.Sprintf(format, args...), console: printableText(m.Console(4<<10), 4<<10), retry: true}
+	}
+	over := func() error {
+		e := m.Exit()
+		be := fail("the VM ended during its boot: %s", joinDetail(e.Reason, e.Detail))
+		if e.Starved {
+			be.code = fault.InsufficientHostResources
+		}
+		return be
 	}
 	for {
 		select {
@@ -126,9 +143,13 @@ func (s *supervisor) attempt(ctx context.Context, n int, last bool) error {
 		case err := <-linkErr:
 			return fail("the guest cannot be prepared: %v", err)
 		case <-m.Done():
-			e := m.Exit()
-			return fail("the VM ended during its boot: %s", joinDetail(e.Reason, e.Detail))
+			return over()
 		case err := <-watch:
+			select {
+			case <-m.Done(): // which the backend may see first
+				return over()
+			default:
+			}
 			return fail("%v", err)
 		case <-tick.C:
 		}

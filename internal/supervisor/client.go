@@ -214,6 +214,13 @@ func (c *Client) WaitReady(ctx context.Context, progress backend.Progress) error
 
 // endFault is what a caller gets who wanted a VM that has ended.
 func endFault(e *End) error {
+	if e.Reason == ReasonBootFailed && e.Code != "" {
+		f := fault.Wrap(ErrEnded, e.Code, "the host has no room for the VM").Because("%s", e.Detail)
+		if e.Code == fault.InsufficientDisk {
+			return f.Next("free space on the host's disk, or destroy instances that are not needed, and create the instance again")
+		}
+		return f.Next("free memory on the host, or destroy instances that are not needed, and create the instance again")
+	}
 	if e.Reason == ReasonBootFailed {
 		f := fault.Wrap(ErrEnded, fault.RuntimeNotReady, "the VM did not boot").
 			Because("%s", e.Detail).

@@ -10,6 +10,8 @@ import (
 	"os"
 	"path/filepath"
 	"time"
+
+	"sandboxforge/internal/fault"
 )
 
 // Reasons of an End that this package gives. Others come from the backend's
@@ -32,11 +34,13 @@ const (
 
 // End is the record of a VM's end.
 type End struct {
-	InstanceID string    `json:"instance_id"`
-	Name       string    `json:"name"`
-	Reason     string    `json:"reason"`
-	Detail     string    `json:"detail,omitempty"`
-	At         time.Time `json:"at"`
+	InstanceID string `json:"instance_id"`
+	Name       string `json:"name"`
+	Reason     string `json:"reason"`
+	Detail     string `json:"detail,omitempty"`
+	// Code says what the host had too little of, for a boot that failed for it.
+	Code fault.Code `json:"code,omitempty"`
+	At   time.Time  `json:"at"`
 	// Console is the end of the guest's console, for ends that nobody asked for.
 	Console string `json:"console,omitempty"`
 	// TasksMissing says why Tasks may be incomplete; empty if it is not.

@@ -160,7 +160,8 @@ func mainRun(spec string) int {
 	}
 	log := newLogger(w, o.LogLevel)
 	if err := reserveEnd(o.Dir); err != nil {
-		log.Warn("no room is set aside for the record of the end", "error", err)
+		// A VM that nobody could say the end of does not begin.
+		return failed(fault.Wrap(err, fault.Internal, "no room can be set aside for the record of the VM's end"))
 	}
 	b, err := openBackend(o.Backend)
 	if err != nil {

@@ -180,7 +180,7 @@ func (s *supervisor) teardown(bootErr error) *End {
 	end := &End{InstanceID: s.opts.InstanceID, Name: s.opts.Spec.Name, Reason: req.reason, Detail: req.detail}
 	var be *bootError
 	if errors.As(bootErr, &be) && req.reason == ReasonBootFailed {
-		end.Console = be.console
+		end.Console, end.Code = be.console, be.code
 	}
 	if m := s.current(); m != nil {
 		select {

@@ -43,7 +43,7 @@ func (b *Backend) load(ctx context.Context, control *qmp.Client, was, size int64
 	defer cancel()
 	do := func(command string, args, result any) error {
 		if err := control.Do(ctx, command, args, result); err != nil {
-			return fault.Wrap(err, fault.BackendCommandFailed, "QEMU refused %s while it loaded a saved state", command)
+			return fault.Wrap(withShortage(err, err.Error()), fault.BackendCommandFailed, "QEMU refused %s while it loaded a saved state", command)
 		}
 		return nil
 	}

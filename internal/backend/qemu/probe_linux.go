@@ -50,7 +50,11 @@ func (b *Backend) Probe(ctx context.Context, p backend.Progress) (backend.Report
 	}
 	for _, dir := range []string{b.c.StateDir, b.c.RunDir, b.c.CacheDir} {
 		if err := checkDir(dir); err != nil {
-			problem(true, "make it a directory that you own and can write to: mkdir -p -m 700 "+dir, "%s: %v", dir, err)
+			fix := "make it a directory that you own and can write to: mkdir -p -m 700 " + dir
+			if fault.Is(err, fault.InsufficientDisk) {
+				fix = "free space on the disk of " + dir
+			}
+			problem(true, fix, "%s: %v", dir, err)
 		}
 	}
 	if obstacle := kvmObstacle(arch); obstacle != "" && b.c.Accel != "tcg" {

@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -45,6 +46,10 @@ type process struct {
 	cmd    *exec.Cmd
 	exited chan struct{} // closed when it is reaped and its output is read
 	state  string        // how it ended; valid after exited
+	// slain: it was killed, and not by this process; valid after exited.
+	slain bool
+
+	ours atomic.Bool // this process killed it
 }
 
 // startProcess starts QEMU with the given inherited descriptors (from 3 on).
@@ -72,6 +77,9 @@ func startProcess(path string, args []string, dir string, inherit []*os.File, lo
 			err = nil
 		}
 		p.state = cmd.ProcessState.String()
+		if w, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); ok {
+			p.slain = w.Signaled() && w.Signal() == syscall.SIGKILL && !p.ours.Load()
+		}
 		close(p.exited)
 	}()
 	return p, nil
@@ -84,6 +92,7 @@ func (p *process) kill() {
 	select {
 	case <-p.exited: // the group's number may be somebody else's by now
 	default:
+		p.ours.Store(true)
 		syscall.Kill(-p.pid(), syscall.SIGKILL)
 		p.cmd.Process.Kill()
 	}

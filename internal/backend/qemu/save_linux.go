@@ -102,14 +102,10 @@ func unsupportedSave(why string) error {
 }
 
 // undo removes the state unless the VM needs its disk by now; then it stays
-// half-made, and RemoveState removes it when the VM is gone.
+// half-made, as prepareDisk described it, and RemoveState removes it when the VM
+// is gone. Nothing is written here: the disk may be full.
 func (s *save) undo(ctx context.Context) {
 	if s.moved {
-		os.Remove(filepath.Join(s.dir, stateFile))
-		rest := stateRecord{Version: stateFormat, Saved: backend.SavedState{Parent: s.parent}}
-		if err := writeJSON(filepath.Join(s.dir, removedFile), rest, false); err != nil {
-			s.v.b.c.Logger.Warn("the rest of a failed save will stay", "dir", s.dir, "error", err)
-		}
 		os.Remove(filepath.Join(s.dir, stateMemory))
 		os.Remove(filepath.Join(s.dir, stateDevices))
 		return
@@ -187,7 +183,7 @@ const saveLimit = 5 * time.Minute
 // do runs a QMP command.
 func (s *save) do(ctx context.Context, command string, args any) error {
 	if err := s.v.control.Do(ctx, command, args, nil); err != nil {
-		return fault.Wrap(err, fault.BackendCommandFailed, "QEMU refused %s while the VM %s was saved", command, s.v.name)
+		return fault.Wrap(withShortage(err, err.Error()), fault.BackendCommandFailed, "QEMU refused %s while the VM %s was saved", command, s.v.name)
 	}
 	return nil
 }
@@ -244,7 +240,11 @@ func (s *save) prepareDisk(ctx context.Context) error {
 	}
 	s.added = true
 	// Before it is true, since afterwards it must not fail.
-	return addUser(s.dir, vdir, needsDisk)
+	if err := addUser(s.dir, vdir, needsDisk); err != nil {
+		return err
+	}
+	half := stateRecord{Version: stateFormat, Saved: backend.SavedState{Parent: s.parent}}
+	return writeJSON(filepath.Join(s.dir, removedFile), half, false)
 }
 
 // diskSize is the root disk's size as the guest may see it, in bytes.
@@ -373,7 +373,17 @@ func (s *save) publish(ctx context.Context, f facts, key string) (backend.SavedS
 		}
 	}
 	r.Saved.MemoryBytes, r.Saved.DiskBytes = host.FileAllocated(filepath.Join(s.dir, stateMemory)), host.FileAllocated(filepath.Join(s.dir, stateDisk))
-	if err := writeJSON(filepath.Join(s.dir, stateFile), r, s.o.End); err != nil {
+	// In place of the description of what is half-made, so that there is always
+	// one of the two.
+	half := filepath.Join(s.dir, removedFile)
+	err = writeJSON(half, r, s.o.End)
+	if err == nil {
+		err = os.Rename(half, filepath.Join(s.dir, stateFile))
+	}
+	if err == nil && s.o.End {
+		err = syncDir(s.dir)
+	}
+	if err != nil {
 		return backend.SavedState{}, err
 	}
 	v.b.setVerified(s.dir)

@@ -20,6 +20,9 @@ import (
 // machine is built. It takes a fraction of a second on an idle host.
 const greetingLimit = 30 * time.Second
 
+// lastGasp is how long a QEMU that did not start may take to end by itself.
+const lastGasp = time.Second
+
 // Start implements backend.Backend.
 func (b *Backend) Start(ctx context.Context, name string, o backend.StartOptions) (backend.Machine, error) {
 	if err := backend.CheckName(name); err != nil {
@@ -115,12 +118,25 @@ func (b *Backend) Start(ctx context.Context, name string, o backend.StartOptions
 		}
 	}
 	if err != nil {
+		if ctx.Err() == nil {
+			select { // what it dies of by itself says more than that it was killed
+			case <-run.process.exited:
+			case <-time.After(lastGasp):
+			}
+		}
 		run.end()
 		if cause := context.Cause(ctx); cause != nil {
 			return nil, cause
 		}
 		out := run.log.text()
-		e := fault.Wrap(err, fault.BackendCommandFailed, "QEMU did not start the VM %s (%s)", name, run.process.state).With("qemu_output", out)
+		code := fault.BackendCommandFailed
+		if run.process.slain {
+			code = fault.InsufficientHostResources
+		}
+		e := fault.Wrap(withShortage(err, out), code, "QEMU did not start the VM %s (%s)", name, run.process.state).With("qemu_output", out)
+		if run.process.slain {
+			e.Because("it was killed from outside, as the kernel does when memory runs out")
+		}
 		if line := firstLine([]byte(out)); line != "" {
 			e.Because("%s", line)
 		}

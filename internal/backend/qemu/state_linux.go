@@ -27,7 +27,7 @@ const (
 	stateMemory  = "memory"
 	stateDevices = "devices"
 	stateDisk    = "disk.qcow2"
-	removedFile  = "removed.json" // instead of stateFile: only the disk is left, for its users
+	removedFile  = "removed.json" // instead of stateFile: only the disk counts, for its users
 	stateUsers   = "users"        // one symbolic link to each directory that needs the state
 	stateLock    = "lock"         // held shared while a user is added, whole to remove
 	verifiedFile = "verified"     // the boot of the host in which everything was read
@@ -372,6 +372,12 @@ func (b *Backend) StateUsers(_ context.Context, dir string) ([]string, error) {
 
 // RemoveState implements backend.StateKeeper.
 func (b *Backend) RemoveState(ctx context.Context, dir string) error {
+	return b.removeState(ctx, dir, false)
+}
+
+// removeState is RemoveState; with restOnly for what was removed already while
+// others needed its disk, and not for what turns out whole once its lock is had.
+func (b *Backend) removeState(ctx context.Context, dir string, restOnly bool) error {
 	if !filepath.IsAbs(dir) {
 		return fault.New(fault.InvalidArgument, "%.80q is not the absolute path of a saved state", dir)
 	}
@@ -393,8 +399,11 @@ func (b *Backend) RemoveState(ctx context.Context, dir string) error {
 	if len(all) > 0 {
 		return &backend.InUseError{Dir: dir, Users: all}
 	}
-	// Nothing begins in it from here on.
 	gone := filepath.Join(dir, removedFile)
+	if _, err := os.Lstat(gone); restOnly && err != nil {
+		return nil
+	}
+	// Nothing begins in it from here on.
 	if err := os.Rename(filepath.Join(dir, stateFile), gone); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fault.Wrap(err, fault.BackendCommandFailed, "cannot remove the saved state %s", dir)
 	}
@@ -423,7 +432,7 @@ func (b *Backend) collect(ctx context.Context, dir string) error {
 	if _, err := os.Lstat(filepath.Join(dir, removedFile)); err != nil {
 		return nil // it is whole, or gone
 	}
-	return b.RemoveState(ctx, dir)
+	return b.removeState(ctx, dir, true) // or is being saved, and then whole
 }
 
 // useState checks the state that a VM is to begin in and records the VM as its

@@ -39,7 +39,7 @@ func (b *Backend) runTool(ctx context.Context, path string, args ...string) ([]b
 	case errors.Is(err, exec.ErrNotFound):
 		return nil, fault.Wrap(err, fault.BackendUnavailable, "%s is not installed", name).Next("%s", installHint(name))
 	case err != nil:
-		f := fault.Wrap(err, fault.BackendCommandFailed, "%s %s failed", name, strings.Join(args[:min(1, len(args))], " ")).
+		f := fault.Wrap(withShortage(err, errs.b.String()), fault.BackendCommandFailed, "%s %s failed", name, strings.Join(args[:min(1, len(args))], " ")).
 			With("stderr", lastLines(errs.b.Bytes(), 2000))
 		if line := firstLine(errs.b.Bytes()); line != "" {
 			f.Because("%s", line)

@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"syscall"
 	"time"
 
 	"sandboxforge/internal/backend"
@@ -133,9 +134,11 @@ func (v *vm) judge(reason string, stopping bool) backend.Exit {
 		e.Reason, e.Detail = backend.ExitGuestOff, v.run.console.sign()
 	default:
 		e.Reason, e.Detail = backend.ExitHypervisorDied, v.run.process.state
-		if out := v.run.log.text(); out != "" {
+		out := v.run.log.text()
+		if out != "" {
 			e.Detail += ": " + lastLines([]byte(out), 500)
 		}
+		e.Starved = v.run.process.slain || errors.Is(shortageIn(out), syscall.ENOMEM)
 	}
 	return e
 }
