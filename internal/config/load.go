@@ -315,7 +315,7 @@ func (l *loader) value(y *layer, k *Key, path []string, v any) {
 
 // finish applies the rules that need all layers and builds the result.
 func (l *loader) finish() {
-	for _, table := range []string{"infra.mysql", "infra.redis"} {
+	for _, table := range []string{"infra.mysql", "infra.redis", "infra.postgres"} {
 		if _, set := l.origins[table+".enabled"]; !set && l.mentions[table] {
 			l.values[table+".enabled"] = true
 		}

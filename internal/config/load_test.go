@@ -82,7 +82,7 @@ func TestSchemaCoversTheModel(t *testing.T) {
 		fields[v.Addr().Pointer()] = name
 	}
 	walk(reflect.ValueOf(&c).Elem(), "")
-	delete(fields, reflect.ValueOf(&c.Infra.Redis.RootPassword).Pointer())
+	delete(fields, reflect.ValueOf(&c.Infra.Redis.Password).Pointer())
 	delete(fields, reflect.ValueOf(&c.Infra.Redis.Database).Pointer())
 	for _, k := range Schema() {
 		p := reflect.ValueOf(k.target(&c)).Pointer()
@@ -138,24 +138,31 @@ var rules = map[string]struct{ good, bad []string }{
 	"build.staleness_detection.on_dirty_workspace":       {[]string{`"warn_and_rebuild"`, `"rebuild"`, `"warn"`, `"fail"`}, []string{`"build"`}},
 	"build.staleness_detection.on_missing":               {[]string{`"build"`, `"warn"`, `"fail"`}, []string{`"rebuild"`}},
 
-	"infra.ensure_network":              {[]string{"false"}, []string{"1"}},
-	"infra.bridge_to_compose_network":   {[]string{"false"}, []string{"1"}},
-	"infra.include_services_by_default": {[]string{"false"}, []string{"1"}},
-	"infra.network_name":                {[]string{`"my_net"`}, []string{`""`, `"-x"`, `"a b"`, "1"}},
-	"infra.network_name_prefix":         {[]string{`"net"`}, []string{`""`, `"--x"`}},
-	"infra.mysql.enabled":               {[]string{"true", "false"}, []string{"1"}},
-	"infra.mysql.image":                 {[]string{`"mysql:8.4"`, `"ghcr.io/a/b:1"`, `"localhost:5000/x@sha256:` + strings.Repeat("a", 64) + `"`}, []string{`""`, `"-x"`, `"MySQL"`, `"a b"`, `"a:"`, "1"}},
-	"infra.mysql.root_password":         {[]string{`"s3cret"`}, []string{`""`, "1", `"a\nb"`}},
-	"infra.mysql.database":              {[]string{`"app_1"`}, []string{`""`, `"a b"`, `"a;b"`, "1", `"-x"`}},
-	"infra.mysql.container_name_prefix": {[]string{`"db"`}, []string{`"my_db"`, `""`, `"-a"`, `"a-"`, "1"}},
-	"infra.mysql.extra_env":             {[]string{`{A="1"}`, "{}"}, []string{`{A=1}`, `{"A B"="1"}`, `[]`, `"A=1"`, `{A="\u0000"}`}},
-	"infra.mysql.inject_env_to":         {[]string{`".env"`, `""`, `"cfg/db.env"`}, []string{`"/etc/env"`, `"../.env"`, `"a/../../b"`, `"C:/x"`, `"a\\b"`, `"dir/"`, `"~/x"`, "1", "false"}},
-	"infra.redis.enabled":               {[]string{"true"}, []string{`"yes"`}},
-	"infra.redis.image":                 {[]string{`"redis:7"`}, []string{`":7"`}},
-	"infra.redis.container_name_prefix": {[]string{`"cache"`}, []string{`"my_cache"`}},
-	"infra.redis.extra_env":             {[]string{`{A="1"}`}, []string{`{A=true}`}},
-	"infra.redis.inject_env_to":         {[]string{`""`}, []string{`".."`}},
-	"infra.inject_env_on_host":          {[]string{"true"}, []string{"1"}},
+	"infra.ensure_network":                 {[]string{"false"}, []string{"1"}},
+	"infra.bridge_to_compose_network":      {[]string{"false"}, []string{"1"}},
+	"infra.include_services_by_default":    {[]string{"false"}, []string{"1"}},
+	"infra.network_name":                   {[]string{`"my_net"`}, []string{`""`, `"-x"`, `"a b"`, "1"}},
+	"infra.network_name_prefix":            {[]string{`"net"`}, []string{`""`, `"--x"`}},
+	"infra.mysql.enabled":                  {[]string{"true", "false"}, []string{"1"}},
+	"infra.mysql.image":                    {[]string{`"mysql:8.4"`, `"ghcr.io/a/b:1"`, `"localhost:5000/x@sha256:` + strings.Repeat("a", 64) + `"`}, []string{`""`, `"-x"`, `"MySQL"`, `"a b"`, `"a:"`, "1"}},
+	"infra.mysql.root_password":            {[]string{`"s3cret"`}, []string{`""`, "1", `"a\nb"`}},
+	"infra.mysql.database":                 {[]string{`"app_1"`}, []string{`""`, `"a b"`, `"a;b"`, "1", `"-x"`}},
+	"infra.mysql.container_name_prefix":    {[]string{`"db"`}, []string{`"my_db"`, `""`, `"-a"`, `"a-"`, "1"}},
+	"infra.mysql.extra_env":                {[]string{`{A="1"}`, "{}"}, []string{`{A=1}`, `{"A B"="1"}`, `[]`, `"A=1"`, `{A="\u0000"}`}},
+	"infra.mysql.inject_env_to":            {[]string{`".env"`, `""`, `"cfg/db.env"`}, []string{`"/etc/env"`, `"../.env"`, `"a/../../b"`, `"C:/x"`, `"a\\b"`, `"dir/"`, `"~/x"`, "1", "false"}},
+	"infra.redis.enabled":                  {[]string{"true"}, []string{`"yes"`}},
+	"infra.redis.image":                    {[]string{`"redis:7"`}, []string{`":7"`}},
+	"infra.redis.container_name_prefix":    {[]string{`"cache"`}, []string{`"my_cache"`}},
+	"infra.redis.extra_env":                {[]string{`{A="1"}`}, []string{`{A=true}`}},
+	"infra.redis.inject_env_to":            {[]string{`""`}, []string{`".."`}},
+	"infra.postgres.enabled":               {[]string{"true"}, []string{`"yes"`}},
+	"infra.postgres.image":                 {[]string{`"postgres:17"`}, []string{`":7"`}},
+	"infra.postgres.password":              {[]string{`"s3cret"`}, []string{`""`, "1", `"a\nb"`}},
+	"infra.postgres.database":              {[]string{`"app_1"`}, []string{`""`, `"a b"`, `"-x"`, `"` + strings.Repeat("x", 64) + `"`}},
+	"infra.postgres.container_name_prefix": {[]string{`"pg"`}, []string{`"my_pg"`}},
+	"infra.postgres.extra_env":             {[]string{`{A="1"}`}, []string{`{A=true}`}},
+	"infra.postgres.inject_env_to":         {[]string{`""`}, []string{`".."`}},
+	"infra.inject_env_on_host":             {[]string{"true"}, []string{"1"}},
 
 	"sync.include_git":      {[]string{"true"}, []string{"1"}},
 	"sync.exclude_patterns": {[]string{`["node_modules", "!keep"]`, "[]"}, []string{`"node_modules"`, `[""]`, `["a\nb"]`, `[1]`}},
@@ -416,7 +423,7 @@ extra_env = { REDIS_PASSWORD = "hunter2-redis" }
 	if !strings.Contains(string(text), "visible") {
 		t.Errorf("what is no secret is masked: %s", text)
 	}
-	if got.Config.Infra.MySQL.RootPassword != "hunter2-root" || got.Config.Infra.MySQL.ExtraEnv["API_TOKEN"] != "hunter2-token" {
+	if got.Config.Infra.MySQL.Password != "hunter2-root" || got.Config.Infra.MySQL.ExtraEnv["API_TOKEN"] != "hunter2-token" {
 		t.Error("the configuration itself lost its secrets")
 	}
 }

@@ -101,14 +101,15 @@ type InfraConfig struct {
 	NetworkNamePrefix        string
 	MySQL                    ServiceConfig
 	Redis                    ServiceConfig
+	Postgres                 ServiceConfig
 	InjectEnvOnHost          bool
 }
 
-// ServiceConfig is one service. RootPassword and Database are MySQL's.
+// ServiceConfig is one service. Redis has neither password nor database.
 type ServiceConfig struct {
 	Enabled             bool
 	Image               string
-	RootPassword        string // "": generate one
+	Password            string // MySQL's is root's; "": generate one
 	Database            string
 	ContainerNamePrefix string
 	ExtraEnv            map[string]string

@@ -18,6 +18,7 @@ var (
 	imageName    = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$`)
 	networkName  = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,50}$`)
 	databaseName = regexp.MustCompile(`^[A-Za-z0-9_$][A-Za-z0-9_$-]{0,63}$`)
+	postgresName = regexp.MustCompile(`^[A-Za-z0-9_$][A-Za-z0-9_$-]{0,62}$`)
 	hostLabel    = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9-]{0,48}[A-Za-z0-9])?$`)
 	envName      = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
 	templateName = regexp.MustCompile(`^[^\x00-\x20\x7f-][^\x00-\x20\x7f]{0,254}$`)

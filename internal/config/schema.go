@@ -58,6 +58,12 @@ const (
 	allowedRelative = `a relative path inside the workspace, or "" for off`
 )
 
+const (
+	docPrefix   = "Prefix of the container's name, which is its host name too: PREFIX-sandbox."
+	docExtraEnv = "Environment of the container. What the image takes its password, user or database from wins over the keys here."
+	docInject   = "File in the guest's workspace that gets the connection variables, in a marked block at its end. The block is never synced to the host. A value that sh, Docker and Compose would not read alike is refused."
+)
+
 var (
 	staleActions   = []string{"rebuild", "warn", "fail"}
 	dirtyActions   = []string{"warn_and_rebuild", "rebuild", "warn", "fail"}
@@ -126,7 +132,7 @@ var schema = []Key{
 	oneOf("build.staleness_detection.on_dirty_workspace", "warn_and_rebuild", dirtyActions, "What to do when the workspace has uncommitted changes.", func(c *Config) *string { return &c.Build.StalenessDetection.OnDirtyWorkspace }),
 	oneOf("build.staleness_detection.on_missing", "build", missingActions, "What to do when the image is missing.", func(c *Config) *string { return &c.Build.StalenessDetection.OnMissing }),
 
-	toggle("infra.ensure_network", true, "Make the instance's Docker network.", func(c *Config) *bool { return &c.Infra.EnsureNetwork }),
+	toggle("infra.ensure_network", true, "Make the instance's Docker network if it is missing. Services need one: where this is false and it is missing, they are refused.", func(c *Config) *bool { return &c.Infra.EnsureNetwork }),
 	toggle("infra.bridge_to_compose_network", true, "Connect compose services to the instance's network.", func(c *Config) *bool { return &c.Infra.BridgeToComposeNetwork }),
 	toggle("infra.include_services_by_default", true, "Start the enabled services in prepare_workspace.", func(c *Config) *bool { return &c.Infra.IncludeServicesByDefault }),
 	{Path: "infra.network_name", Kind: Text, Allowed: allowedNetwork, Legacy: true, check: checkPattern(networkName),
@@ -135,21 +141,30 @@ var schema = []Key{
 		Doc: "Prefix of the Docker network's name.", target: func(c *Config) any { return &c.Infra.NetworkNamePrefix }},
 
 	service("infra.mysql", "enabled", Bool, false, allowedBool, nil, "Run MySQL. True where any file or override has the table infra.mysql.", func(c *Config) any { return &c.Infra.MySQL.Enabled }),
-	service("infra.mysql", "image", Text, "mysql:8.0", allowedImage, checkImage, "Image of MySQL.", func(c *Config) any { return &c.Infra.MySQL.Image }),
+	service("infra.mysql", "image", Text, "mysql:8.0", allowedImage, checkImage, "Image of MySQL. Another image is another server: the one there is stopped and renamed, and keeps its data.", func(c *Config) any { return &c.Infra.MySQL.Image }),
 	{Path: "infra.mysql.root_password", Kind: Text, Allowed: "1 to 128 printable characters", Legacy: true, Secret: true, check: checkPassword,
-		Doc: "Root password of MySQL; generated if absent.", target: func(c *Config) any { return &c.Infra.MySQL.RootPassword }},
+		Doc: "Root password of MySQL; generated if absent, another one for each instance.", target: func(c *Config) any { return &c.Infra.MySQL.Password }},
 	service("infra.mysql", "database", Text, "app", "a database name: letters, digits, _ $ and -, at most 64", checkPattern(databaseName), "Database to create.", func(c *Config) any { return &c.Infra.MySQL.Database }),
-	service("infra.mysql", "container_name_prefix", Text, "lima-mysql", allowedHost, checkPattern(hostLabel), "Prefix of the container's name, which is its host name too.", func(c *Config) any { return &c.Infra.MySQL.ContainerNamePrefix }),
-	service("infra.mysql", "extra_env", Map, map[string]string{}, "a table of strings; keys are variable names", checkEnv, "Environment of the container.", func(c *Config) any { return &c.Infra.MySQL.ExtraEnv }),
-	service("infra.mysql", "inject_env_to", Text, ".env", allowedRelative, checkInject, "File in the guest's workspace that gets the connection variables.", func(c *Config) any { return &c.Infra.MySQL.InjectEnvTo }),
+	service("infra.mysql", "container_name_prefix", Text, "lima-mysql", allowedHost, checkPattern(hostLabel), docPrefix, func(c *Config) any { return &c.Infra.MySQL.ContainerNamePrefix }),
+	service("infra.mysql", "extra_env", Map, map[string]string{}, "a table of strings; keys are variable names", checkEnv, docExtraEnv, func(c *Config) any { return &c.Infra.MySQL.ExtraEnv }),
+	service("infra.mysql", "inject_env_to", Text, ".env", allowedRelative, checkInject, docInject, func(c *Config) any { return &c.Infra.MySQL.InjectEnvTo }),
 
 	service("infra.redis", "enabled", Bool, false, allowedBool, nil, "Run Redis. True where any file or override has the table infra.redis.", func(c *Config) any { return &c.Infra.Redis.Enabled }),
-	service("infra.redis", "image", Text, "redis:7-alpine", allowedImage, checkImage, "Image of Redis.", func(c *Config) any { return &c.Infra.Redis.Image }),
-	service("infra.redis", "container_name_prefix", Text, "lima-redis", allowedHost, checkPattern(hostLabel), "Prefix of the container's name, which is its host name too.", func(c *Config) any { return &c.Infra.Redis.ContainerNamePrefix }),
-	service("infra.redis", "extra_env", Map, map[string]string{}, "a table of strings; keys are variable names", checkEnv, "Environment of the container.", func(c *Config) any { return &c.Infra.Redis.ExtraEnv }),
-	service("infra.redis", "inject_env_to", Text, ".env", allowedRelative, checkInject, "File in the guest's workspace that gets the connection variables.", func(c *Config) any { return &c.Infra.Redis.InjectEnvTo }),
+	service("infra.redis", "image", Text, "redis:7-alpine", allowedImage, checkImage, "Image of Redis. It runs without a password: only its own VM reaches it.", func(c *Config) any { return &c.Infra.Redis.Image }),
+	service("infra.redis", "container_name_prefix", Text, "lima-redis", allowedHost, checkPattern(hostLabel), docPrefix, func(c *Config) any { return &c.Infra.Redis.ContainerNamePrefix }),
+	service("infra.redis", "extra_env", Map, map[string]string{}, "a table of strings; keys are variable names", checkEnv, docExtraEnv, func(c *Config) any { return &c.Infra.Redis.ExtraEnv }),
+	service("infra.redis", "inject_env_to", Text, ".env", allowedRelative, checkInject, docInject, func(c *Config) any { return &c.Infra.Redis.InjectEnvTo }),
+
+	newKey(service("infra.postgres", "enabled", Bool, false, allowedBool, nil, "Run PostgreSQL. True where any file or override has the table infra.postgres.", func(c *Config) any { return &c.Infra.Postgres.Enabled })),
+	newKey(service("infra.postgres", "image", Text, "postgres:16-alpine", allowedImage, checkImage, "Image of PostgreSQL. Another image is another server: the one there is stopped and renamed, and keeps its data.", func(c *Config) any { return &c.Infra.Postgres.Image })),
+	{Path: "infra.postgres.password", Kind: Text, Allowed: "1 to 128 printable characters", Secret: true, check: checkPassword,
+		Doc: "Password of PostgreSQL's superuser; generated if absent, another one for each instance.", target: func(c *Config) any { return &c.Infra.Postgres.Password }},
+	newKey(service("infra.postgres", "database", Text, "app", "a database name: letters, digits, _ $ and -, at most 63", checkPattern(postgresName), "Database to create.", func(c *Config) any { return &c.Infra.Postgres.Database })),
+	newKey(service("infra.postgres", "container_name_prefix", Text, "lima-postgres", allowedHost, checkPattern(hostLabel), docPrefix, func(c *Config) any { return &c.Infra.Postgres.ContainerNamePrefix })),
+	newKey(service("infra.postgres", "extra_env", Map, map[string]string{}, "a table of strings; keys are variable names", checkEnv, docExtraEnv, func(c *Config) any { return &c.Infra.Postgres.ExtraEnv })),
+	newKey(service("infra.postgres", "inject_env_to", Text, ".env", allowedRelative, checkInject, docInject, func(c *Config) any { return &c.Infra.Postgres.InjectEnvTo })),
 	{Path: "infra.inject_env_on_host", Kind: Bool, Default: false, Allowed: allowedBool, Operator: true,
-		Doc: "Write connection variables into the file on the host too.", target: func(c *Config) any { return &c.Infra.InjectEnvOnHost }},
+		Doc: "Write the connection variables into the file in the host's workspace too, under the rules for files from a guest: never through a symbolic link, nor to a place that the host trusts.", target: func(c *Config) any { return &c.Infra.InjectEnvOnHost }},
 
 	toggle("sync.include_git", false, "Send the top-level .git directory too.", func(c *Config) *bool { return &c.Sync.IncludeGit }),
 	{Path: "sync.exclude_patterns", Kind: List, Default: []string{".venv", ".pytest_cache", ".uv-cache", "__pycache__"}, Allowed: "a list of patterns in gitignore syntax", Legacy: true, check: checkEach(checkIgnorePattern),
@@ -166,6 +181,12 @@ func duration(path, def, doc string, target func(c *Config) any) Key {
 
 func service(table, name string, kind Kind, def any, allowed string, check func(any) string, doc string, target func(c *Config) any) Key {
 	return Key{Path: table + "." + name, Kind: kind, Default: def, Allowed: allowed, Legacy: true, Doc: doc, check: check, target: target}
+}
+
+// newKey marks a key that the earlier version did not have.
+func newKey(k Key) Key {
+	k.Legacy = false
+	return k
 }
 
 func defaultVMType(goos string) any {

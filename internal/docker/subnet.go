@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"net/netip"
 	"net/url"
+	"slices"
 )
 
 // Network is a Docker network.
@@ -114,12 +115,23 @@ func (e *Engine) ConnectNetwork(ctx context.Context, network, container, address
 	err := e.do(ctx, http.MethodPost, "/networks/"+url.PathEscape(network)+"/connect", in, nil)
 	if err != nil {
 		if c, cerr := e.Container(ctx, container); cerr == nil {
-			for _, n := range c.Networks {
-				if n == network {
-					return nil
-				}
+			if slices.Contains(c.Networks, network) {
+				return nil
 			}
 		}
 	}
 	return err
+}
+
+// DisconnectNetwork takes a container off a network; one that is not on it is
+// success.
+func (e *Engine) DisconnectNetwork(ctx context.Context, network, container string) error {
+	c, err := e.Container(ctx, container)
+	if err != nil {
+		return err
+	}
+	if !slices.Contains(c.Networks, network) {
+		return nil
+	}
+	return e.do(ctx, http.MethodPost, "/networks/"+url.PathEscape(network)+"/disconnect", map[string]any{"Container": container, "Force": true}, nil)
 }

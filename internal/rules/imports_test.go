@@ -90,6 +90,16 @@ var rules = []rule{
 		because: "only network knows the TCP/IP stack",
 	},
 	{
+		from:    []string{"internal/services"},
+		forbid:  []string{"sandboxforge/internal/sandbox", "sandboxforge/internal/store", "sandboxforge/internal/guest", "sandboxforge/internal/workspace", "sandboxforge/internal/backend/..."},
+		because: "services are containers of some Docker: whose it is, and what is done with their variables, is the caller's business",
+	},
+	{
+		from:    []string{"internal/envfile"},
+		forbid:  []string{"sandboxforge/..."},
+		because: "a file of variables is a text, on the host and in a guest",
+	},
+	{
 		from:    []string{"internal/fault"},
 		forbid:  []string{"sandboxforge/..."},
 		because: "everyone imports it",
