@@ -100,6 +100,11 @@ var rules = []rule{
 		because: "a file of variables is a text, on the host and in a guest",
 	},
 	{
+		from:    []string{"internal/buildcache/..."},
+		forbid:  []string{"sandboxforge/internal/sandbox", "sandboxforge/internal/store", "sandboxforge/internal/docker", "sandboxforge/internal/guest/...", "sandboxforge/internal/mcpserver", "sandboxforge/internal/supervisor", "sandboxforge/internal/backend/...", "sandboxforge/internal/workspace", "net/...", "os/..."},
+		because: "whether an image stands for a build is a pure function of descriptions",
+	},
+	{
 		from:    []string{"internal/fault"},
 		forbid:  []string{"sandboxforge/..."},
 		because: "everyone imports it",
