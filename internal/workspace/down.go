@@ -1,6 +1,7 @@
 package workspace
 
 import (
+	"bytes"
 	"context"
 	"io"
 	"path"
@@ -116,10 +117,14 @@ func (d *downloader) run(ctx context.Context) error {
 		return nil
 	}
 	var need int64
-	var files, links, dirs []string
+	var files, held, links, dirs []string
 	for _, p := range d.plan.write {
 		switch n := d.s.guest.tree[p]; n.Kind {
 		case File:
+			if n.Content != nil {
+				held = append(held, p)
+				continue
+			}
 			files = append(files, p)
 			need = plus(need, n.Stamp.Size)
 		case Symlink:
@@ -160,6 +165,10 @@ func (d *downloader) run(ctx context.Context) error {
 	}
 	cache := &dirCache{root: d.root, make: true}
 	defer cache.close()
+	for _, p := range held {
+		n := d.s.guest.tree[p]
+		d.file(p, d.takeFile(cache, p, n, bytes.NewReader(n.Content)))
+	}
 	var got int64
 	failed, err := receive(ctx, d.s.Guest, d.s.remote, files, func(p string) *Node { return d.s.guest.tree[p] },
 		func(p string, n *Node, r io.Reader) error {
@@ -200,7 +209,7 @@ func (d *downloader) intend() error {
 	for _, p := range d.plan.write {
 		if d.s.anc[p] == nil {
 			g := d.s.guest.tree[p]
-			d.s.anc[p] = &Ancestor{Kind: g.Kind, Size: g.Stamp.Size, Target: g.Target, Put: true, Pending: true}
+			d.s.anc[p] = &Ancestor{Kind: g.Kind, Size: g.size(), Target: g.Target, Put: true, Pending: true}
 			n++
 		}
 	}

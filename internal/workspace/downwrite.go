@@ -93,7 +93,7 @@ func (d *downloader) takeFile(cache *dirCache, p string, n *Node, r io.Reader) e
 		return hostWriteError(err)
 	}
 	d.wrote(p)
-	h := &Node{Kind: File, Exec: n.Exec, Hash: sum, Hashed: true, Stamp: Stamp{Size: n.Stamp.Size}}
+	h := &Node{Kind: File, Exec: n.Exec, Hash: sum, Hashed: true, Stamp: Stamp{Size: n.size()}}
 	if info, err := dir.Lstat(name); err == nil {
 		h.Stamp = settled(stampOf(info), time.Now())
 	}

@@ -247,9 +247,9 @@ func needHash(anc map[string]*Ancestor, host, guest Tree) (hostPaths, guestPaths
 			if n.Kind != File || n.Hashed {
 				continue
 			}
-			if a := anc[p]; a != nil && a.Kind == File && a.Size == n.Stamp.Size {
+			if a := anc[p]; a != nil && a.Kind == File && a.Size == n.size() {
 				list = append(list, p)
-			} else if o := other[p]; o != nil && o.Kind == File && o.Stamp.Size == n.Stamp.Size {
+			} else if o := other[p]; o != nil && o.Kind == File && o.size() == n.size() {
 				list = append(list, p)
 			}
 		}

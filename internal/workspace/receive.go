@@ -165,7 +165,7 @@ func writeTemp(dir *hostpath.Dir, n *Node, r io.Reader, mode fs.FileMode) (*host
 		return nil, sum, hostWriteError(err)
 	}
 	h.Sum(sum[:0])
-	if size != n.Stamp.Size || n.Hashed && sum != n.Hash {
+	if size != n.size() || n.Hashed && sum != n.Hash {
 		t.Abort()
 		return nil, sum, &fileError{"it changed while it was being read"}
 	}

@@ -118,6 +118,14 @@ func (s *sender) one(tw *tar.Writer, p string) error {
 		s.note(p, n)
 		return tw.WriteHeader(&tar.Header{Typeflag: tar.TypeSymlink, Name: name, Linkname: n.Target, Mode: 0o777, ModTime: unixNano(n.Stamp.MTime)})
 	}
+	if n.Content != nil {
+		s.note(p, n)
+		if err := tw.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: name, Size: n.size(), Mode: int64(n.Mode), ModTime: unixNano(n.Stamp.MTime)}); err != nil {
+			return err
+		}
+		_, err := tw.Write(n.Content)
+		return err
+	}
 	if n.Stamp.Size <= smallFile {
 		return s.small(tw, p, name, n)
 	}

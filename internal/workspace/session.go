@@ -29,6 +29,12 @@ type Request struct {
 	// weaker patterns.
 	UseGitignore bool
 	Trust        hostpath.Trust
+	// Strip takes out of the named files what belongs to the side it is on
+	// alone, and must never get to the other; found says that there was some.
+	// Only the rest is compared and transferred, so a transfer to a side loses
+	// that side's part: the caller puts it back. With an error the file is
+	// neither transferred nor replaced, and the error is reported.
+	Strip map[string]func(content []byte) (rest []byte, found bool, err error)
 	// FullCheck compares every file by content.
 	FullCheck bool
 	Progress  Progress
@@ -90,6 +96,9 @@ func openSession(ctx context.Context, r *Request, makeLocal bool) (s *session, e
 		// The guest's directory is gone as a whole: nothing that was there
 		// says anything about single files.
 		s.anc = map[string]*Ancestor{}
+	}
+	if err = s.strip(ctx); err != nil {
+		return s, err
 	}
 	hostPaths, guestPaths := needHash(s.anc, s.host.tree, s.guest.tree)
 	return s, both(
@@ -163,7 +172,7 @@ func (s *session) save() error {
 func (s *session) record(p string, h, g *Node, put bool) {
 	a := &Ancestor{Kind: h.Kind, Exec: h.Exec, Target: h.Target, Put: put}
 	if h.Kind == File {
-		a.Size, a.Hash, a.Host = h.Stamp.Size, h.Hash, h.Stamp
+		a.Size, a.Hash, a.Host = h.size(), h.Hash, h.Stamp
 		if g != nil {
 			a.Guest = g.Stamp
 		}

@@ -40,6 +40,17 @@ type Node struct {
 	Hash   [sha256.Size]byte
 	Target string // of a symlink
 	Err    string // why Kind is Other
+	// Content, if not nil, is what is synced of a file in place of all that is
+	// in it (see Request.Strip); Hash is of it, Stamp is the file's own.
+	Content []byte
+}
+
+// size is the size of what is synced of a file.
+func (n *Node) size() int64 {
+	if n.Content != nil {
+		return int64(len(n.Content))
+	}
+	return n.Stamp.Size
 }
 
 // Tree is one side: relative paths with forward slashes. The root itself is
@@ -77,7 +88,7 @@ func same(a, b *Node) bool {
 	case Symlink:
 		return a.Target == b.Target
 	case File:
-		return a.Exec == b.Exec && a.Stamp.Size == b.Stamp.Size && a.Hashed && b.Hashed && a.Hash == b.Hash
+		return a.Exec == b.Exec && a.size() == b.size() && a.Hashed && b.Hashed && a.Hash == b.Hash
 	}
 	return false
 }
@@ -96,7 +107,7 @@ func unchanged(n *Node, a *Ancestor) bool {
 		if a.intent() {
 			return false
 		}
-		return n.Exec == a.Exec && n.Stamp.Size == a.Size && n.Hashed && n.Hash == a.Hash
+		return n.Exec == a.Exec && n.size() == a.Size && n.Hashed && n.Hash == a.Hash
 	}
 	return false
 }

@@ -219,7 +219,7 @@ func (u *uploader) send(ctx context.Context, s *session, pl *plan) error {
 		fresh = append(fresh, p)
 		if s.anc[p] == nil {
 			intents++
-			s.anc[p] = &Ancestor{Kind: n.Kind, Size: n.Stamp.Size, Target: n.Target, Put: true, Pending: true}
+			s.anc[p] = &Ancestor{Kind: n.Kind, Size: n.size(), Target: n.Target, Put: true, Pending: true}
 		}
 	}
 	if intents > 0 {
@@ -265,7 +265,7 @@ func (u *uploader) stream(s *session, snd *sender, paths []string, keep bool) er
 		e, ok := confirmed[p]
 		why, refused := kept[p]
 		switch {
-		case n.Kind == File && ok && e.Size == n.Stamp.Size:
+		case n.Kind == File && ok && e.Size == n.size():
 			u.res.FilesSent++
 			s.record(p, n, &Node{Stamp: guestStamp(e)}, true)
 		case n.Kind != File && !refused:
