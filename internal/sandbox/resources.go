@@ -32,6 +32,8 @@ type hostCheck struct {
 	touched       map[string]int64 // bytes that live VMs use already, by VM name
 	// given: the VM's size is that of the snapshot in which it begins.
 	given bool
+	// template: the VM is made into one, and vm.DiskGiB is what its state takes.
+	template bool
 }
 
 // decide returns nil or INSUFFICIENT_HOST_RESOURCES with every failed check.
@@ -56,7 +58,11 @@ func (c hostCheck) decide(u store.Usage) error {
 			c.vm.MemoryGiB, memoryHeadroomGiB, memGiB, len(u.Live)))
 	}
 	if diskGiB < c.vm.DiskGiB+diskHeadroomGiB {
-		failed = append(failed, fmt.Sprintf("vm.disk_gib %.4g plus %.4g of headroom is more than the %.2f GiB that are free", c.vm.DiskGiB, diskHeadroomGiB, diskGiB))
+		what := "vm.disk_gib"
+		if c.template {
+			what = "the template's size on the disk in GiB,"
+		}
+		failed = append(failed, fmt.Sprintf(what+" %.4g plus %.4g of headroom is more than the %.2f GiB that are free", c.vm.DiskGiB, diskHeadroomGiB, diskGiB))
 	}
 	if failed == nil {
 		return nil
@@ -76,6 +82,15 @@ func (c hostCheck) decide(u store.Usage) error {
 		With("required_headroom", map[string]any{"memory_gib": memoryHeadroomGiB, "disk_gib": diskHeadroomGiB}).
 		With("failed_checks", failed).
 		With("suggested_vm", suggested)
+	if c.template {
+		// The caller asked for no VM of this size, and may not be create_instance.
+		delete(e.Details, "suggested_vm")
+		delete(e.Details, "requested_vm")
+		if len(u.Live) > 0 {
+			e.Next("destroy an instance that is no longer needed (list_instances shows them)")
+		}
+		return e.Next("ask for a VM with fewer processors or less memory, or free memory or disk on the host")
+	}
 	if c.given {
 		delete(e.Details, "suggested_vm")
 		if len(u.Live) > 0 {

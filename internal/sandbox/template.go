@@ -129,6 +129,7 @@ func reasonOf(err error) string {
 	f := fault.From(err)
 	msg := f.Message
 	switch {
+	case strings.Contains(msg, f.Cause) && f.Cause != "": // said already
 	case f.Cause != "":
 		msg += ": " + f.Cause
 	case f.Err != nil:

@@ -113,7 +113,7 @@ func (s *Service) saveTemplate(ctx context.Context, sel Selected, spec backend.S
 // withPassingVM runs f with a VM of a template lease, which is gone when it
 // returns.
 func (s *Service) withPassingVM(ctx context.Context, sel Selected, spec backend.Spec, purpose string, f func(context.Context, store.Lease, *supervisor.Client) error) error {
-	check := s.measureHost(ctx, hostCheck{vm: config.VMConfig{CPUs: spec.CPUs, MemoryGiB: float64(spec.MemoryMiB) / 1024, DiskGiB: float64(spec.MemoryMiB)/1024 + 1}})
+	check := s.measureHost(ctx, hostCheck{template: true, vm: config.VMConfig{CPUs: spec.CPUs, MemoryGiB: float64(spec.MemoryMiB) / 1024, DiskGiB: float64(spec.MemoryMiB)/1024 + 1}})
 	raw, err := json.Marshal(leaseSpec{VM: spec})
 	if err != nil {
 		return fault.Wrap(err, fault.Internal, "the VM's specification cannot be recorded")
