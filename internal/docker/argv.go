@@ -57,19 +57,6 @@ func (x ExecCommand) Args() []string {
 	return append(append(args, "--", x.Container), x.Argv...)
 }
 
-// Logs is `docker logs`.
-type Logs struct {
-	Container string
-	Tail      int
-	Follow    bool
-	Since     string
-}
-
-// Args is the argument list.
-func (l Logs) Args() []string {
-	return append(append([]string{"logs"}, logOptions(l.Tail, l.Follow, l.Since)...), "--", l.Container)
-}
-
 func logOptions(tail int, follow bool, since string) []string {
 	args := []string{"--tail=" + strconv.Itoa(tail)}
 	if follow {

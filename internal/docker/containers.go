@@ -97,6 +97,7 @@ type ContainerDetail struct {
 	ExitCode  int
 	Error     string    // why it could not be started
 	StartedAt time.Time // zero if it never was
+	TTY       bool      // its output is one stream
 	PID       int       // in the guest, 0 unless it runs
 	Restarts  int       // by the engine, since it was last started by somebody
 	Env       []string
@@ -125,6 +126,7 @@ func (e *Engine) Container(ctx context.Context, name string) (ContainerDetail, e
 		}
 		Config struct {
 			Image  string
+			Tty    bool
 			Env    []string
 			Labels map[string]string
 		}
@@ -137,7 +139,7 @@ func (e *Engine) Container(ctx context.Context, name string) (ContainerDetail, e
 	}
 	c := ContainerDetail{
 		ID: r.ID, Name: strings.TrimPrefix(r.Name, "/"), ImageID: r.Image, Image: r.Config.Image, Status: r.State.Status,
-		ExitCode: r.State.ExitCode, Error: r.State.Error, PID: r.State.Pid, Env: r.Config.Env, Labels: r.Config.Labels,
+		ExitCode: r.State.ExitCode, Error: r.State.Error, PID: r.State.Pid, TTY: r.Config.Tty, Env: r.Config.Env, Labels: r.Config.Labels,
 		Restarts: r.RestartCount, Addresses: map[string]string{},
 	}
 	if r.State.StartedAt.Year() > 1 {

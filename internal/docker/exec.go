@@ -3,6 +3,7 @@ package docker
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -40,8 +41,11 @@ func (e *Engine) Exec(ctx context.Context, x Exec) (ExecResult, error) {
 	if err != nil {
 		return ExecResult{}, err
 	}
-	var r ExecResult
-	r.Stdout, r.Stderr, err = demultiplex(resp.Body)
+	var kept [2][]byte
+	err = demultiplex(resp.Body, func(stream int, data []byte) {
+		k := &kept[stream-1]
+		*k = append(*k, data[:min(len(data), maxExecOutput-len(*k))]...)
+	})
 	resp.Body.Close()
 	if err != nil {
 		return ExecResult{}, fmt.Errorf("output of exec in %s: %w", x.Container, err)
@@ -56,37 +60,36 @@ func (e *Engine) Exec(ctx context.Context, x Exec) (ExecResult, error) {
 	if end.Running {
 		return ExecResult{}, fmt.Errorf("exec in %s closed its output and goes on", x.Container)
 	}
-	r.ExitCode = end.ExitCode
-	return r, nil
+	return ExecResult{ExitCode: end.ExitCode, Stdout: string(kept[0]), Stderr: string(kept[1])}, nil
 }
 
 // demultiplex reads the engine's framing of two streams: a byte that names the
-// stream, three zeros, the length in four bytes, the data.
-func demultiplex(r io.Reader) (stdout, stderr string, err error) {
-	var kept [2][]byte
+// stream, three zeros, the length in four bytes, the data. A frame is handed on
+// in pieces, so that its length, which comes from the guest, costs nothing.
+func demultiplex(r io.Reader, on func(stream int, data []byte)) error {
+	buf := make([]byte, 32<<10)
 	for {
 		var head [8]byte
-		if _, err := io.ReadFull(r, head[:]); err == io.EOF {
-			return string(kept[0]), string(kept[1]), nil
+		if _, err := io.ReadFull(r, head[:]); errors.Is(err, io.EOF) {
+			return nil
 		} else if err != nil {
-			return "", "", err
+			return err
 		}
-		if head[0] < 1 || head[0] > 2 {
-			return "", "", fmt.Errorf("frame of stream %d", head[0])
+		if head[0] != StreamStdout && head[0] != StreamStderr {
+			return fmt.Errorf("frame of stream %d", head[0])
 		}
-		n := int64(binary.BigEndian.Uint32(head[4:]))
-		into := &kept[head[0]-1]
-		room := min(n, int64(maxExecOutput-len(*into)))
-		data, err := io.ReadAll(io.LimitReader(r, room))
-		if err != nil {
-			return "", "", err
-		}
-		*into = append(*into, data...)
-		if int64(len(data)) < room {
-			return "", "", io.ErrUnexpectedEOF
-		}
-		if _, err := io.CopyN(io.Discard, r, n-room); err != nil {
-			return "", "", io.ErrUnexpectedEOF
+		for left := int(binary.BigEndian.Uint32(head[4:])); left > 0; {
+			n, err := r.Read(buf[:min(left, len(buf))])
+			if n > 0 {
+				on(int(head[0]), buf[:n])
+				left -= n
+			}
+			if err != nil && left > 0 {
+				if errors.Is(err, io.EOF) {
+					err = io.ErrUnexpectedEOF
+				}
+				return err
+			}
 		}
 	}
 }

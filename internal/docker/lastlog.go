@@ -4,7 +4,6 @@ import (
 	"context"
 	"net/http"
 	"net/url"
-	"strconv"
 	"strings"
 	"time"
 )
@@ -12,16 +11,15 @@ import (
 // LastLog is the last lines of what a container printed, on both streams, in
 // at most 64 KiB of each.
 func (e *Engine) LastLog(ctx context.Context, container string, lines int) (string, error) {
-	q := url.Values{"stdout": {"1"}, "stderr": {"1"}, "tail": {strconv.Itoa(lines)}}
-	resp, err := e.send(ctx, http.MethodGet, "/containers/"+url.PathEscape(container)+"/logs?"+q.Encode(), nil)
+	var kept [2][]byte
+	err := e.Logs(ctx, Logs{Container: container, Tail: lines}, func(stream int, data []byte) {
+		k := &kept[stream-1]
+		*k = append(*k, data[:min(len(data), maxExecOutput-len(*k))]...)
+	})
 	if err != nil {
 		return "", err
 	}
-	defer resp.Body.Close()
-	out, errs, err := demultiplex(resp.Body)
-	if err != nil {
-		return "", err
-	}
+	out, errs := string(kept[0]), string(kept[1])
 	all := strings.Split(strings.TrimRight(out+errs, "\n"), "\n")
 	return strings.Join(all[max(0, len(all)-lines):], "\n"), nil
 }

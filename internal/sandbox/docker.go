@@ -54,9 +54,14 @@ func (s *Service) docker(ctx context.Context, instanceID string) (*dockerCall, e
 
 func (d *dockerCall) close() { d.engine.Close() }
 
-// prefix is the command that reaches Docker as the guest's user.
-func (d *dockerCall) prefix() []string {
-	return strings.Fields(orText(d.lease.DockerCommand, "docker"))
+// prefix is the command that reaches Docker as the guest's user. Where that is
+// through sudo, it passes the variables of env on, by name.
+func (d *dockerCall) prefix(env map[string]string) []string {
+	argv := strings.Fields(orText(d.lease.DockerCommand, "docker"))
+	if len(env) > 0 && argv[0] == "sudo" {
+		argv = slices.Insert(argv, 1, "--preserve-env="+strings.Join(slices.Sorted(maps.Keys(env)), ","))
+	}
+	return argv
 }
 
 // dockerRun says how a docker command is run.
@@ -84,7 +89,7 @@ func (d *dockerCall) run(ctx context.Context, r dockerRun) (*CommandResult, erro
 	if shown == nil {
 		shown = r.args
 	}
-	argv := append(d.prefix(), r.args...)
+	argv := append(d.prefix(r.env), r.args...)
 	if r.within > 0 {
 		argv = endAfter(r.within, argv)
 	}
@@ -153,9 +158,10 @@ func (d *dockerCall) container(ctx context.Context, name string) (docker.Contain
 // connection is how an instance's services are reached, as variables for its
 // commands; never nil.
 func connection(l store.Lease) map[string]string {
-	env := map[string]string{}
-	_ = json.Unmarshal(l.Connection, &env) // nothing yet, or what prepare_workspace wrote
-	return env
+	if env := connectionOf(l).Env; env != nil {
+		return env
+	}
+	return map[string]string{}
 }
 
 // withConnection is env and the lease's connection variables; env wins.

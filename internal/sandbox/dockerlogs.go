@@ -2,12 +2,14 @@ package sandbox
 
 import (
 	"context"
+	"fmt"
 	"regexp"
 	"strconv"
 	"time"
 
 	"sandboxforge/internal/docker"
 	"sandboxforge/internal/fault"
+	"sandboxforge/internal/guest"
 )
 
 const (
@@ -87,20 +89,66 @@ func (s *Service) DockerLogs(ctx context.Context, r DockerLogsRequest) (*DockerL
 		return nil, err
 	}
 	defer d.close()
-	if _, err := d.container(ctx, r.Container); err != nil {
-		return nil, err
-	}
-	l := docker.Logs{Container: r.Container, Tail: w.tail, Follow: w.follow > 0, Since: w.since}
-	res, err := d.runLog(ctx, w, dockerRun{tool: "docker_logs", args: l.Args()})
+	c, err := d.container(ctx, r.Container)
 	if err != nil {
 		return nil, err
 	}
-	if res.ExitCode != 0 {
-		if _, err := d.container(ctx, r.Container); err != nil {
-			return nil, err
-		}
-		return nil, d.failed(fault.DockerCommandFailed, res, "the log of %s could not be read", r.Container).
-			Next("look at the container with docker_ps, all=true")
+	since, err := w.engineSince(s.now())
+	if err != nil {
+		return nil, err
 	}
-	return &DockerLogsResult{InstanceID: r.InstanceID, Container: r.Container, CommandResult: *res}, nil
+	began := time.Now()
+	out, errs := newClip(defaultOutputBytes), newClip(defaultOutputBytes)
+	work, cancel := context.WithTimeout(ctx, logsWithin)
+	defer cancel()
+	if w.follow > 0 {
+		work, cancel = context.WithTimeout(ctx, w.follow)
+		defer cancel()
+	}
+	err = d.engine.Logs(work, docker.Logs{Container: c.ID, TTY: c.TTY, Tail: w.tail, Follow: w.follow > 0, Since: since}, func(stream int, data []byte) {
+		if stream == docker.StreamStderr {
+			errs.write(data)
+			return
+		}
+		out.write(data)
+	})
+	if err != nil && !(w.follow > 0 && work.Err() != nil && ctx.Err() == nil) {
+		return nil, d.engineFault(ctx, "reading the container's log", err)
+	}
+	res := DockerLogsResult{InstanceID: r.InstanceID, Container: r.Container}
+	res.CommandResult = *commandResult(w.shown(r.Container), "", guest.Process{Status: guest.StatusExited}, out, errs)
+	res.DurationMS = time.Since(began).Milliseconds()
+	return &res, nil
+}
+
+// engineSince is since as the engine takes it: seconds since 1970.
+func (w logWindow) engineSince(now time.Time) (string, error) {
+	if w.since == "" {
+		return "", nil
+	}
+	if age, err := time.ParseDuration(w.since); err == nil {
+		now = now.Add(-age)
+		return fmt.Sprintf("%d.%09d", now.Unix(), now.Nanosecond()), nil
+	}
+	if _, err := strconv.ParseFloat(w.since, 64); err == nil {
+		return w.since, nil
+	}
+	for _, form := range []string{time.RFC3339Nano, "2006-01-02T15:04:05.999999999", "2006-01-02T15:04Z07:00", "2006-01-02T15:04", time.DateOnly} {
+		if t, err := time.Parse(form, w.since); err == nil {
+			return fmt.Sprintf("%d.%09d", t.Unix(), t.Nanosecond()), nil
+		}
+	}
+	return "", fault.New(fault.InvalidArgument, "since is %.80q; it must be a time such as 2026-01-02T15:04:05Z or an age such as 10m", w.since)
+}
+
+// shown is the command that would print the same.
+func (w logWindow) shown(container string) string {
+	argv := []string{"docker", "logs", "--tail=" + strconv.Itoa(w.tail)}
+	if w.follow > 0 {
+		argv = append(argv, "--follow")
+	}
+	if w.since != "" {
+		argv = append(argv, "--since="+w.since)
+	}
+	return shellQuote(append(argv, container))
 }
