@@ -27,7 +27,7 @@ var (
 // catalog is the table of tools, in the order of the documentation. A new tool
 // is one more row: its data, the method of Service, and its text.
 func catalog() []*tool {
-	return slices.Concat(catalogInstances(), catalogDocker())
+	return slices.Concat(catalogInstances(), catalogBuild(), catalogDocker())
 }
 
 // catalogInstances are the tools for VMs, commands, files and saved states.

@@ -42,7 +42,12 @@ func inputSchema[T any](rs rules) *jsonschema.Schema {
 	walk(s, func(s *jsonschema.Schema) { dropNull(s) })
 	s.AdditionalProperties = &jsonschema.Schema{Not: &jsonschema.Schema{}}
 	for name, r := range rs {
-		p := s.Properties[name]
+		p := s
+		for _, part := range strings.Split(name, ".") { // of a parameter that is an object
+			if p = p.Properties[part]; p == nil {
+				break
+			}
+		}
 		if p == nil {
 			panic(fmt.Sprintf("rule for %q, which %T does not have", name, *new(T)))
 		}

@@ -31,6 +31,8 @@ type Service interface {
 	DeleteSnapshot(context.Context, sandbox.DeleteSnapshotRequest) (*sandbox.DeleteSnapshotResult, error)
 	RestoreInstance(context.Context, sandbox.RestoreInstanceRequest) (*sandbox.CreateInstanceResult, error)
 	ForkInstance(context.Context, sandbox.ForkInstanceRequest) (*sandbox.ForkInstanceResult, error)
+	DockerBuild(context.Context, sandbox.DockerBuildRequest) (*sandbox.DockerBuildResult, error)
+	ValidateImage(context.Context, sandbox.ValidateImageRequest) (*sandbox.ValidateImageResult, error)
 	DockerRun(context.Context, sandbox.DockerRunRequest) (*sandbox.DockerRunResult, error)
 	DockerExec(context.Context, sandbox.DockerExecRequest) (*sandbox.DockerExecResult, error)
 	DockerLogs(context.Context, sandbox.DockerLogsRequest) (*sandbox.DockerLogsResult, error)
