@@ -66,6 +66,7 @@ func init() {
 		if err := json.Unmarshal(raw, &c); err != nil {
 			return nil, err
 		}
+		supervisor.Wall = c.now
 		return c.open()
 	})
 	if handled, code := supervisor.Main(os.Args); handled {
@@ -107,6 +108,20 @@ func (c labConfig) open() (backend.Backend, error) {
 			},
 		},
 	})
+}
+
+// now is the lab's host's clock, which setClock sets for all its processes.
+func (c labConfig) now() time.Time {
+	b, _ := os.ReadFile(filepath.Join(c.Faults, "clock"))
+	off, _ := time.ParseDuration(string(b))
+	return time.Now().Add(off)
+}
+
+func (l *lab) setClock(off time.Duration) {
+	l.t.Helper()
+	if err := os.WriteFile(filepath.Join(l.conf().Faults, "clock"), []byte(off.String()), 0o600); err != nil {
+		l.t.Fatal(err)
+	}
 }
 
 // pass is a place where the test can stop this process: while there is a pipe
@@ -294,7 +309,7 @@ func openLab(ctx context.Context, env map[string]string, c labConfig) (*Service,
 	if err != nil {
 		return nil, err
 	}
-	return Open(ctx, Options{Settings: settings, Backends: labBackends{c}})
+	return Open(ctx, Options{Settings: settings, Backends: labBackends{c}, Clock: c.now})
 }
 
 func (l *lab) context() context.Context {

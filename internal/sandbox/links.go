@@ -89,6 +89,9 @@ func (s *Service) live(ctx context.Context, instanceID string) (store.Lease, *gu
 // peek is live for a look that is no use of the instance.
 func (s *Service) peek(ctx context.Context, instanceID string) (store.Lease, *guest.Client, error) {
 	l, err := s.store.LiveLease(ctx, instanceID)
+	if err != nil && s.overdueBySetClock(ctx, l) {
+		l, err = s.store.LiveLease(ctx, instanceID)
+	}
 	if err != nil {
 		return store.Lease{}, nil, s.ended(ctx, instanceID, err)
 	}

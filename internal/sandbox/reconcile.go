@@ -129,6 +129,13 @@ func (s *Service) reconcileRunning(ctx context.Context, l store.Lease, res *GCRe
 			res.failed(GCAction{Action: "status", InstanceID: l.InstanceID, Name: name, Reason: "the supervisor does not tell its state"}, err)
 			return
 		}
+		if set, err := s.clockSet(ctx, l, st); err != nil {
+			res.failed(GCAction{Action: "told_deadline", InstanceID: l.InstanceID, Name: name, Reason: "the host's clock was set"}, err)
+			return
+		} else if set {
+			res.did(GCAction{Action: "told_deadline", InstanceID: l.InstanceID, Name: name, Reason: "the host's clock was set"})
+			return
+		}
 		late := s.now().Sub(l.ExpiresAt)
 		switch off := st.Deadline.Sub(l.ExpiresAt); {
 		case late > overdue:

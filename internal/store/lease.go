@@ -246,6 +246,26 @@ func (s *Store) Extend(ctx context.Context, id string, by, maxFromNow time.Durat
 	return l, added, err
 }
 
+// RestateDeadline says a running lease's deadline anew after the host's clock
+// was set: the moment is the same, its name another. A lease that is not
+// running, or whose deadline is not was any more, is ErrConflict.
+func (s *Store) RestateDeadline(ctx context.Context, id string, was, now time.Time) (l Lease, err error) {
+	err = s.write(ctx, "restating a deadline", func(ctx context.Context, tx *sql.Tx) error {
+		var err error
+		if l, err = scanLease(tx.QueryRowContext(ctx, sqlRestateDeadline, stamp(now), id, stamp(was))); err != nil {
+			if errors.Is(err, sql.ErrNoRows) {
+				return ErrConflict
+			}
+			return err
+		}
+		return s.addEvent(ctx, tx, Event{
+			InstanceID: id, What: "clock_set", Outcome: OutcomeOK,
+			Detail: encode(map[string]any{"expires_at": l.ExpiresAt, "was": was}),
+		})
+	})
+	return l, err
+}
+
 func leaseByID(ctx context.Context, q querier, id string) (Lease, error) {
 	l, err := scanLease(q.QueryRowContext(ctx, sqlLeaseByID, id))
 	if errors.Is(err, sql.ErrNoRows) {

@@ -75,6 +75,9 @@ func (p Patch) empty() bool {
 const sqlExtendLease = `UPDATE leases SET expires_at = ?, generation = generation + 1
 	WHERE instance_id = ? AND status = 'running' AND generation = ? RETURNING ` + leaseColumns
 
+const sqlRestateDeadline = `UPDATE leases SET expires_at = ?, generation = generation + 1
+	WHERE instance_id = ? AND status = 'running' AND expires_at = ? RETURNING ` + leaseColumns
+
 const sqlLastUsed = `SELECT last_used_at FROM leases WHERE instance_id = ?`
 
 const sqlTouchLease = `UPDATE leases SET last_used_at = max(last_used_at, ?)

@@ -25,7 +25,10 @@ type alarm interface {
 
 type systemClock struct{}
 
-func (systemClock) Now() time.Time      { return time.Now() }
+// Wall is the host's clock. It is a variable for tests, which set it.
+var Wall = time.Now
+
+func (systemClock) Now() time.Time      { return Wall() }
 func (systemClock) Boot() time.Duration { return bootTime() }
 
 // deadline is a moment given in wall time and kept on the boot clock, so that

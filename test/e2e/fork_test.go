@@ -475,3 +475,44 @@ func TestSupervisorKilledInASave(t *testing.T) {
 	}
 	st.nothingLeft(t)
 }
+
+// TestTheClockOfAChild: whatever the guest's clock said when it was saved, a
+// child has the host's.
+func TestTheClockOfAChild(t *testing.T) {
+	st := newState(t)
+	sv := st.start(t)
+	src := sv.create(t, minimal(st.workspace))
+	off := func(id string) time.Duration {
+		t.Helper()
+		sec, err := strconv.ParseInt(sv.sh(t, id, "date +%s"), 10, 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return time.Since(time.Unix(sec, 0))
+	}
+	// Much more than a slow answer takes.
+	const much = 10 * time.Minute
+	for _, set := range []string{"2001-02-03 04:05:06", "2037-01-01 00:00:00"} {
+		sv.sh(t, src.InstanceID, "date -s '"+set+"'")
+		if d := off(src.InstanceID); d.Abs() < much {
+			t.Fatalf("the guest's clock cannot be set: it is %v off", d)
+		}
+		var snap sandbox.SnapshotInstanceResult
+		sv.must(t, "snapshot_instance", obj{"instance_id": src.InstanceID}, &snap)
+		var restored sandbox.CreateInstanceResult
+		sv.must(t, "restore_instance", obj{"snapshot_id": snap.SnapshotID}, &restored)
+		f := sv.fork(t, src.InstanceID, 1)
+		for _, id := range []string{restored.InstanceID, f.Children[0].InstanceID} {
+			if d := off(id); d.Abs() > much {
+				t.Errorf("saved at %s: the child's clock is %v off", set, d)
+			}
+		}
+		destroyAll(t, sv, restored.InstanceID, f.Children[0].InstanceID)
+		sv.must(t, "delete_snapshot", obj{"snapshot_id": snap.SnapshotID}, nil)
+		if d := off(src.InstanceID); d.Abs() < much {
+			t.Errorf("the source's clock was set by its child: it is %v off", d)
+		}
+	}
+	destroyAll(t, sv, src.InstanceID)
+	st.nothingLeft(t)
+}
