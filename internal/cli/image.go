@@ -1,14 +1,19 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"path/filepath"
 	"runtime"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"sandboxforge/internal/cli/ui"
+	"sandboxforge/internal/config"
+	"sandboxforge/internal/fault"
 	"sandboxforge/internal/host"
 	"sandboxforge/internal/image"
 	"sandboxforge/internal/sandbox"
@@ -55,10 +60,25 @@ func (e *Env) images() (image.Store, error) {
 }
 
 func imageBuildCommand(env *Env) *cobra.Command {
-	var asJSON bool
+	var (
+		asJSON bool
+		loads  []string
+		as     string
+	)
 	cmd := &cobra.Command{
-		Use:       "build [default|minimal]",
-		Short:     "Build a guest image, or find that it is built already",
+		Use:   "build [default|minimal]",
+		Short: "Build a guest image, or find that it is built already",
+		Long: `Build a guest image, or find that it is built already.
+
+With --load the image brings container images along: they are in Docker when a
+VM of it starts, so that none has to be fetched. An archive is what docker save
+writes, or a tar of an OCI layout, compressed or not:
+
+  docker save mysql:8.0 -o mysql.tar
+  sandboxforge image build --load mysql:8.0=mysql.tar --as with-mysql
+
+VMs use the image if vm.image names it. Without --as it is called default, and
+is the image that VMs use unless told otherwise, until the next one is built.`,
 		ValidArgs: image.Names(),
 		Args:      atMost(1),
 		RunE: interruptible(func(ctx context.Context, args []string) error {
@@ -74,7 +94,14 @@ func imageBuildCommand(env *Env) *cobra.Command {
 			if err != nil {
 				return err
 			}
+			list, err := parseLoads(loads)
+			if err != nil {
+				return err
+			}
 			began := time.Now()
+			if recipe, err = recipe.With(ctx, as, list); err != nil {
+				return err
+			}
 			progress := ui.NewProgress(env.Stderr, ui.ProgressOptions{})
 			img, cached, err := buildImage(ctx, store, recipe, progress.Update)
 			progress.Close()
@@ -96,8 +123,28 @@ func imageBuildCommand(env *Env) *cobra.Command {
 			return nil
 		}),
 	}
+	cmd.Flags().StringArrayVar(&loads, "load", nil, "`REFERENCE=ARCHIVE`: a container image that is in Docker from the start; repeatable")
+	cmd.Flags().StringVar(&as, "as", "", "`NAME` of the image (default: the recipe's)")
 	jsonFlag(cmd, &asJSON)
 	return cmd
+}
+
+// parseLoads reads the values of --load.
+func parseLoads(values []string) ([]image.Load, error) {
+	var list []image.Load
+	for _, v := range values {
+		ref, file, ok := strings.Cut(v, "=")
+		if !ok || file == "" || !config.IsImageReference(ref) {
+			return nil, fault.New(fault.InvalidArgument, "--load %q is not REFERENCE=ARCHIVE", v).
+				Next("write it like this: --load mysql:8.0=mysql.tar")
+		}
+		path, err := filepath.Abs(file)
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, image.Load{Reference: ref, Path: path})
+	}
+	return list, nil
 }
 
 // buildImage returns the image of a recipe, and whether it was there already.
@@ -219,6 +266,9 @@ func printImage(env *Env, img *image.Image, info imageInfo) {
 	} {
 		fmt.Fprintf(env.Stdout, "%-13s %s\n", f[0], ui.Clean(f[1]))
 	}
+	for _, c := range m.ContainerImages {
+		fmt.Fprintf(env.Stdout, "%-13s %s %s\n", "loaded", ui.Clean(c.Reference), short(strings.TrimPrefix(c.ID, "sha256:")))
+	}
 	if info.Verified != nil {
 		fmt.Fprintf(env.Stdout, "%-13s every file is what was built\n", "verified")
 	}
@@ -323,8 +373,16 @@ func findImage(store image.Store, args []string) (*image.Image, error) {
 
 // isCurrent reports whether this version's recipe makes exactly this image.
 func isCurrent(img *image.Image) bool {
-	r, err := image.ByName(img.Name, img.Arch)
+	m := img.Manifest
+	r, err := image.ByName(cmp.Or(m.Recipe, img.Name), img.Arch)
 	if err != nil {
+		return false
+	}
+	var loads []image.Load
+	for _, c := range m.ContainerImages {
+		loads = append(loads, c.Load)
+	}
+	if r, err = r.With(context.Background(), img.Name, loads); err != nil {
 		return false
 	}
 	digest, err := r.Digest()

@@ -46,10 +46,20 @@ func newBuilder(s Store, r Recipe, opt BuildOptions) *builder {
 
 // needed is the free space that a build from nothing takes, in bytes.
 func (b *builder) needed() uint64 {
-	if b.recipe.Name == MinimalName {
+	if b.recipe.base() == MinimalName {
 		return 1 << 30
 	}
-	return 3 << 30
+	return 3<<30 + 3*b.loadBytes()
+}
+
+// loadBytes is the size of the archives of container images.
+func (b *builder) loadBytes() (n uint64) {
+	for _, l := range b.recipe.Loads {
+		if info, err := os.Stat(l.Path); err == nil {
+			n += uint64(info.Size())
+		}
+	}
+	return n
 }
 
 func (b *builder) build(ctx context.Context) (*Image, error) {
@@ -113,7 +123,7 @@ func (b *builder) stages(ctx context.Context, key, digest string) (*Image, error
 	if err != nil {
 		return nil, err
 	}
-	packages := filepath.Join(b.store.Dir, packagesDir, key+"-"+b.recipe.PackagesDigest()[:16]+".tar.zst")
+	packages := filepath.Join(b.store.Dir, packagesDir, lockName(b.recipe.base(), b.recipe.Arch)+"-"+b.recipe.PackagesDigest()[:16]+".tar.zst")
 	need := b.needed()
 	if _, err := os.Stat(packages); err == nil {
 		need /= 2
@@ -144,7 +154,7 @@ func (b *builder) publish(ctx context.Context, made *made, digest string) (*Imag
 	m := Manifest{
 		Format: manifestFormat, Name: b.recipe.Name, Arch: b.recipe.Arch, Digest: digest, Suite: b.recipe.Suite,
 		Created: b.now().UTC(), KernelRelease: made.release, Cmdline: strings.Join(b.recipe.Cmdline, " "),
-		AgentSHA256: guestbin.Digest(b.recipe.Agent), InitSHA256: guestbin.Digest(b.recipe.Init), Packages: made.packages,
+		AgentSHA256: guestbin.Digest(b.recipe.Agent), InitSHA256: guestbin.Digest(b.recipe.Init), ContainerImages: made.loaded, Recipe: b.recipe.Base, Packages: made.packages,
 	}
 	for _, a := range []struct {
 		file string

@@ -7,7 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"path"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -33,9 +35,9 @@ const maxKept = 64 << 20
 
 // compose copies the package archive to out as the image's root file system:
 // without what the recipe drops, with accounts, layers, masks, links and the
-// agent added. The archive is read as a stream, so it holds no more in memory
+// agent added, and archives of container images. The archive is read as a stream, so it holds no more in memory
 // than the kernel and the modules.
-func compose(ctx context.Context, r Recipe, packages io.Reader, out io.Writer, now time.Time) (*composed, error) {
+func compose(ctx context.Context, r Recipe, packages io.Reader, archives []string, out io.Writer, now time.Time) (*composed, error) {
 	c := &composer{recipe: r, out: tar.NewWriter(out), now: now, replaced: map[string]bool{}, dirs: map[string]bool{}, kept: map[string][]byte{}, drop: newDropper(r.Drops)}
 	layers, err := layerFiles(r.Layers)
 	if err != nil {
@@ -68,6 +70,9 @@ func compose(ctx context.Context, r Recipe, packages io.Reader, out io.Writer, n
 	}
 	result, err := c.finish(layers)
 	if err != nil {
+		return nil, err
+	}
+	if err := c.preload(ctx, archives); err != nil {
 		return nil, err
 	}
 	return result, c.out.Close()
@@ -230,6 +235,40 @@ func (c *composer) write(f file) error {
 		return err
 	}
 	_, err := c.out.Write(f.Content)
+	return err
+}
+
+// preload adds archives of container images, in the order in which they are
+// loaded.
+func (c *composer) preload(ctx context.Context, archives []string) error {
+	dir := strings.TrimPrefix(PreloadDir, "/")
+	if len(archives) > 0 {
+		if err := c.mkdir(dir, 0o700, 0, 0); err != nil {
+			return err
+		}
+	}
+	for _, a := range archives {
+		if err := c.copyFile(ctx, a, dir+"/"+filepath.Base(a)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c *composer) copyFile(ctx context.Context, from, name string) error {
+	f, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	if err := c.out.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: "./" + name, Mode: 0o600, Size: info.Size(), ModTime: c.now}); err != nil {
+		return err
+	}
+	_, err = io.Copy(c.out, readerUntil{ctx, f})
 	return err
 }
 

@@ -68,7 +68,7 @@ type entry struct {
 func composeTest(t *testing.T, r Recipe, archive []byte) (*composed, map[string]entry) {
 	t.Helper()
 	var out bytes.Buffer
-	found, err := compose(context.Background(), r, bytes.NewReader(archive), &out, time.Unix(1e9, 0))
+	found, err := compose(context.Background(), r, bytes.NewReader(archive), nil, &out, time.Unix(1e9, 0))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -163,7 +163,7 @@ func TestComposeRefuses(t *testing.T) {
 		"garbage":                    {testRecipe(), bytes.Repeat([]byte("x"), 2048)},
 		"a module that is not there": {missing, whole},
 	} {
-		if _, err := compose(context.Background(), c.recipe, bytes.NewReader(c.archive), io.Discard, time.Time{}); err == nil {
+		if _, err := compose(context.Background(), c.recipe, bytes.NewReader(c.archive), nil, io.Discard, time.Time{}); err == nil {
 			t.Errorf("%s was accepted", name)
 		}
 	}

@@ -41,9 +41,11 @@ type Manifest struct {
 	Cmdline       string `json:"cmdline"`
 	AgentSHA256   string `json:"agent_sha256"`
 	InitSHA256    string `json:"init_sha256"`
-	// ContainerImages are the references of preloaded container images.
-	ContainerImages []string  `json:"container_images,omitempty"`
-	Packages        []Package `json:"packages"`
+	// ContainerImages are in Docker from the start; Recipe is the name of the
+	// recipe, where the image has another one.
+	ContainerImages []ContainerImage `json:"container_images,omitempty"`
+	Recipe          string           `json:"recipe,omitempty"`
+	Packages        []Package        `json:"packages"`
 }
 
 // Artifact is one file of an image.

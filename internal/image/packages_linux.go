@@ -105,7 +105,7 @@ func subordinate(err error, store string) error {
 
 // removeOldPackages keeps one archive per image. A failure costs only disk.
 func (b *builder) removeOldPackages(keep string) {
-	prefix := lockName(b.recipe.Name, b.recipe.Arch) + "-"
+	prefix := lockName(b.recipe.base(), b.recipe.Arch) + "-"
 	entries, err := os.ReadDir(filepath.Dir(keep))
 	if err != nil {
 		return

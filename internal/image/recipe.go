@@ -56,6 +56,11 @@ type Recipe struct {
 	// Cmdline is the kernel command line that the image wants.
 	Cmdline []string
 
+	// Loads are container images that are in Docker from the start; Base is the
+	// recipe that this one was made from, if it has another name. See With.
+	Loads []Load `json:",omitempty"`
+	Base  string `json:",omitempty"`
+
 	// Agent, Shim and Init are the guest executables.
 	Agent, Shim, Init []byte `json:"-"`
 }

@@ -54,6 +54,8 @@ func TestDigestCoversEveryField(t *testing.T) {
 			f.SetInt(f.Int() + 1)
 		case map[string]string:
 			f.Set(reflect.ValueOf(map[string]string{"etc/x": "/dev/null"}))
+		case []Load:
+			f.Set(reflect.ValueOf([]Load{{Reference: "a:1", ArchiveSHA256: "00"}}))
 		default:
 			t.Fatalf("this test does not know how to change %s", fields.Field(i).Name)
 		}

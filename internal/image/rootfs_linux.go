@@ -23,6 +23,7 @@ type made struct {
 	dir      string
 	release  string
 	packages []Package
+	loaded   []ContainerImage
 }
 
 // rootStage makes kernel, initrd and root file system in a directory below
@@ -37,8 +38,12 @@ func (b *builder) rootStage(ctx context.Context, work, packages string) (*made, 
 			return nil, err
 		}
 	}
+	loaded, archives, err := b.loads(ctx, work, say)
+	if err != nil {
+		return nil, err
+	}
 	say(packagesShare, "unpack packages and add the guest's own files")
-	found, err := b.unpack(ctx, packages, tree)
+	found, err := b.unpack(ctx, packages, tree, archives)
 	if err != nil {
 		return nil, err
 	}
@@ -61,11 +66,11 @@ func (b *builder) rootStage(ctx context.Context, work, packages string) (*made, 
 	if err := b.run(ctx, child{argv: []string{b.tools.find("e2fsck"), "-fn", root}}); err != nil {
 		return nil, fmt.Errorf("the new file system is not clean: %w", err)
 	}
-	return &made{dir: dir, release: found.release, packages: found.packages}, nil
+	return &made{dir: dir, release: found.release, packages: found.packages, loaded: loaded}, nil
 }
 
 // unpack streams the package archive through compose into tar.
-func (b *builder) unpack(ctx context.Context, packages, tree string) (*composed, error) {
+func (b *builder) unpack(ctx context.Context, packages, tree string, archives []string) (*composed, error) {
 	f, err := os.Open(packages)
 	if err != nil {
 		return nil, err
@@ -83,7 +88,7 @@ func (b *builder) unpack(ctx context.Context, packages, tree string) (*composed,
 	}
 	result := make(chan outcome, 1)
 	go func() {
-		found, err := compose(ctx, b.recipe, z, w, b.now())
+		found, err := compose(ctx, b.recipe, z, archives, w, b.now())
 		w.CloseWithError(err) // nil is EOF
 		result <- outcome{found, err}
 	}()
@@ -99,6 +104,31 @@ func (b *builder) unpack(ctx context.Context, packages, tree string) (*composed,
 	return o.found, o.err
 }
 
+// loads prepares the archives of container images below work.
+func (b *builder) loads(ctx context.Context, work string, say func(float64, string)) (loaded []ContainerImage, archives []string, err error) {
+	for i, l := range b.recipe.Loads {
+		say(packagesShare, "prepare the container image "+l.Reference)
+		target := filepath.Join(work, fmt.Sprintf("load-%03d.tar", i))
+		id, err := prepareLoad(ctx, l, b.recipe.Arch, target)
+		if err != nil {
+			return nil, nil, err
+		}
+		loaded, archives = append(loaded, ContainerImage{Load: l, ID: id}), append(archives, target)
+	}
+	return loaded, archives, nil
+}
+
+// rootBytes is the size of the root file system. What is loaded takes room three
+// times: the archive, what Docker unpacks it to on its way, and the layers, which
+// may have been compressed.
+func (b *builder) rootBytes() int64 {
+	n := int64(b.recipe.SizeMiB) << 20
+	if l := int64(b.loadBytes()); l > 0 {
+		n += (5*l + 64<<20) &^ (1<<20 - 1)
+	}
+	return n
+}
+
 // makeFileSystem fills a sparse file with an ext4 of the tree. No loop device
 // and no mount: mkfs copies the tree itself.
 func (b *builder) makeFileSystem(ctx context.Context, tree, root string) error {
@@ -106,7 +136,7 @@ func (b *builder) makeFileSystem(ctx context.Context, tree, root string) error {
 	if err != nil {
 		return err
 	}
-	if err := errors.Join(f.Truncate(int64(b.recipe.SizeMiB)<<20), f.Close()); err != nil {
+	if err := errors.Join(f.Truncate(b.rootBytes()), f.Close()); err != nil {
 		return err
 	}
 	err = b.run(ctx, child{argv: b.inNamespace(b.tools.find("mkfs.ext4"), "-q", "-F", "-L", "sandboxforge", "-m", "1",

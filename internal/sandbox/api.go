@@ -153,9 +153,11 @@ type Diagnostic struct {
 // PrepareWorkspaceRequest makes an instance ready for work.
 type PrepareWorkspaceRequest struct {
 	InstanceID      string `json:"instance_id" jsonschema:"The instance to prepare."`
-	IncludeServices *bool  `json:"include_services,omitempty" jsonschema:"Default true. Services are not started in this version; a warning names those that the configuration enables."`
-	WaitForReady    bool   `json:"wait_for_ready,omitempty" jsonschema:"Default false: wait a short while for Docker and warn if it does not answer. True: wait longer, and fail if it does not."`
+	IncludeServices *bool  `json:"include_services,omitempty" jsonschema:"Default true: also start the services that the workspace's configuration enables (infra.mysql, infra.redis, infra.postgres). False: leave them as they are."`
+	WaitForReady    bool   `json:"wait_for_ready,omitempty" jsonschema:"Default false: wait a while for Docker and the services, and warn about what does not answer. True: wait longer, and fail if something does not."`
 	SyncWorkspace   *bool  `json:"sync_workspace,omitempty" jsonschema:"Default true: copy the workspace into the VM first (incremental)."`
+
+	ServiceTimeoutSeconds *float64 `json:"service_timeout_seconds,omitempty" jsonschema:"How long the services may take to answer, all together. Default 90, and with wait_for_ready as much longer as a server is visibly still being set up."`
 }
 
 // PrepareWorkspaceResult says what the instance now offers.

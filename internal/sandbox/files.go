@@ -126,6 +126,10 @@ func (s *Service) syncUp(ctx context.Context, l store.Lease, g *guest.Client, cf
 	}
 	req.Exclude = append(req.Exclude, r.Exclude...)
 	res, err := workspace.Up(ctx, req)
+	// Also after an error: it may have written the files before.
+	if ierr := s.reinject(ctx, l, g, cfg, true); err == nil {
+		err = ierr
+	}
 	if err != nil {
 		return nil, s.fileFault(ctx, l, "syncing into the instance", err)
 	}
@@ -159,6 +163,11 @@ func (s *Service) SyncInstanceToWorkspace(ctx context.Context, r SyncFromInstanc
 		return nil, err
 	}
 	res, err := workspace.Down(ctx, req, workspace.DownOptions{DryRun: r.DryRun, OnConflict: workspace.OnConflict(r.OnConflict)})
+	if !r.DryRun {
+		if ierr := s.reinject(ctx, l, g, cfg, false); err == nil {
+			err = ierr
+		}
+	}
 	err = s.fileFault(ctx, l, "syncing from the instance", err)
 	if !r.DryRun {
 		s.record(ctx, "sync_instance_to_workspace", r.InstanceID, "", err, nil)
@@ -191,14 +200,16 @@ func (s *Service) syncRequest(ctx context.Context, l store.Lease, g *guest.Clien
 		return workspace.Request{}, fault.New(fault.InvalidArgument, "no workspace was synced into instance %s yet", l.InstanceID).
 			Next("call prepare_workspace or sync_workspace_to_instance first, or pass remote_path")
 	}
-	return workspace.Request{
+	req := workspace.Request{
 		Guest: workspace.FromClient(g), Local: loc, Remote: remote,
 		ManifestDir:  s.manifestDir(l),
 		Exclude:      cfg.Sync.Excludes(),
 		UseGitignore: cfg.Sync.UseGitignore,
 		Trust:        hostpath.NewTrust(cfg.Sync.AllowRefused),
 		Progress:     transfer(ctx),
-	}, nil
+	}
+	s.stripInjected(l, &req)
+	return req, nil
 }
 
 // CollectArtifacts takes chosen files out of the guest.

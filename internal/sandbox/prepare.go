@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"sync"
 	"time"
 
@@ -12,6 +11,7 @@ import (
 	"sandboxforge/internal/docker"
 	"sandboxforge/internal/fault"
 	"sandboxforge/internal/guest"
+	"sandboxforge/internal/services"
 	"sandboxforge/internal/store"
 )
 
@@ -28,10 +28,13 @@ const (
 const runtimeName = "docker"
 
 // PrepareWorkspace makes an instance ready for work: it finds a place for the
-// workspace and syncs it in, waits for Docker to answer, and makes the
-// instance's network. It is idempotent. Cancelling it leaves the instance as
+// workspace and syncs it in, waits for Docker to answer, makes the instance's
+// network, and has the configured services run. It is idempotent. Cancelling it leaves the instance as
 // it is; what was done stays done.
 func (s *Service) PrepareWorkspace(ctx context.Context, r PrepareWorkspaceRequest) (*PrepareWorkspaceResult, error) {
+	if err := checkServiceTimeout(r.ServiceTimeoutSeconds); err != nil {
+		return nil, err
+	}
 	l, g, err := s.bound(ctx, r.InstanceID)
 	if err != nil {
 		return nil, err
@@ -111,14 +114,14 @@ func (s *Service) prepare(ctx context.Context, l store.Lease, g *guest.Client, r
 			return nil, dockerErr
 		}
 		out.Warnings = append(out.Warnings, "Docker does not answer yet: "+dockerErr.Error())
+		if wanted, err := services.Wanted(res.Config.Infra); err == nil && len(wanted) > 0 && out.IncludeServices && res.Config.Infra.IncludeServicesByDefault {
+			out.Warnings = append(out.Warnings, "so these services were not started: "+serviceNames(wanted)+"; call prepare_workspace again")
+		}
 	} else {
 		out.RuntimeReady = true
-		if err := s.prepareDocker(ctx, l, g, res.Config, out); err != nil {
+		if err := s.prepareDocker(ctx, l, g, res.Config, r, out); err != nil {
 			return nil, err
 		}
-	}
-	if services := enabledServices(res.Config); out.IncludeServices && len(services) > 0 {
-		out.Warnings = append(out.Warnings, fmt.Sprintf("this version does not start services yet; configured and not started: %s", strings.Join(services, ", ")))
 	}
 	name := runtimeName
 	patch := store.Patch{RuntimeName: &name, RuntimeReady: &out.RuntimeReady}
@@ -133,7 +136,7 @@ func (s *Service) prepare(ctx context.Context, l store.Lease, g *guest.Client, r
 }
 
 // prepareDocker does what needs a Docker that answers.
-func (s *Service) prepareDocker(ctx context.Context, l store.Lease, g *guest.Client, cfg config.Config, out *PrepareWorkspaceResult) error {
+func (s *Service) prepareDocker(ctx context.Context, l store.Lease, g *guest.Client, cfg config.Config, r PrepareWorkspaceRequest, out *PrepareWorkspaceResult) error {
 	p, err := g.Run(ctx, guest.NewID("probe-"), guest.Spec{Argv: []string{"test", "-w", docker.Socket}, Timeout: 30 * time.Second}, nil)
 	if err != nil {
 		return s.guestFault(ctx, l, "looking at Docker's socket", err)
@@ -141,21 +144,32 @@ func (s *Service) prepareDocker(ctx context.Context, l store.Lease, g *guest.Cli
 	if p.ExitCode != 0 {
 		out.DockerCommand = "sudo -n docker"
 	}
-	if !cfg.Infra.EnsureNetwork {
-		return nil
+	if err := s.waitPreloaded(ctx, g); err != nil {
+		return err
 	}
 	e := docker.NewEngine(g.DialContext)
 	defer e.Close()
-	created, err := e.EnsureNetwork(ctx, out.Network.Name)
+	if cfg.Infra.EnsureNetwork {
+		created, err := e.EnsureNetwork(ctx, out.Network.Name)
+		if err != nil {
+			return fault.Wrap(err, fault.DockerCommandFailed, "the network %s could not be made", out.Network.Name).
+				Next("call prepare_workspace again, or look at `docker network ls` with run_command")
+		}
+		out.Network.Status = "existing"
+		if created {
+			out.Network.Status = "created"
+		}
+	}
+	if !out.IncludeServices {
+		out.ConnectionEnv = connection(l)
+		return nil
+	}
+	unlock, err := s.preparing.lock(ctx, l.InstanceID)
 	if err != nil {
-		return fault.Wrap(err, fault.DockerCommandFailed, "the network %s could not be made", out.Network.Name).
-			Next("call prepare_workspace again, or look at `docker network ls` with run_command")
+		return fault.Wrap(err, fault.Cancelled, "prepare_workspace was cancelled")
 	}
-	out.Network.Status = "existing"
-	if created {
-		out.Network.Status = "created"
-	}
-	return nil
+	defer unlock()
+	return s.prepareServices(ctx, l, g, e, cfg, r, out)
 }
 
 // waitDocker returns when Docker answers in the guest. A guest without Docker
@@ -254,18 +268,4 @@ func networkName(cfg config.Config) string {
 		return cfg.Infra.NetworkName
 	}
 	return cfg.Infra.NetworkNamePrefix + networkSuffix
-}
-
-func enabledServices(cfg config.Config) []string {
-	var names []string
-	if !cfg.Infra.IncludeServicesByDefault {
-		return nil
-	}
-	if cfg.Infra.MySQL.Enabled {
-		names = append(names, "mysql")
-	}
-	if cfg.Infra.Redis.Enabled {
-		names = append(names, "redis")
-	}
-	return names
 }

@@ -71,6 +71,7 @@ type Service struct {
 	templates templates
 	pool      pool
 	sweeping  sweeping
+	preparing keyedLocks // instances whose services are being prepared
 
 	links links
 
