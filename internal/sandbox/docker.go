@@ -158,9 +158,10 @@ func (d *dockerCall) container(ctx context.Context, name string) (docker.Contain
 // connection is how an instance's services are reached, as variables for its
 // commands; never nil.
 func connection(l store.Lease) map[string]string {
-	env := map[string]string{}
-	_ = json.Unmarshal(l.Connection, &env) // nothing yet, or what prepare_workspace wrote
-	return env
+	if env := connectionOf(l).Env; env != nil {
+		return env
+	}
+	return map[string]string{}
 }
 
 // withConnection is env and the lease's connection variables; env wins.
