@@ -69,8 +69,8 @@ A workspace's file and a request's overrides are untrusted: keys marked **(op)**
 files. Unknown keys and wrong types are errors, all of them at once, with file, line, column and allowed values.
 ` + "`validate_workspace_config`" + ` shows the whole resolved tree.
 
-In this version the following are checked but have no effect: ` + "`build.*`, `docker.install_if_missing`, `infra.bridge_to_compose_network`, `infra.inject_env_on_host`, `infra.mysql.*`, `infra.redis.*`" + ` (an enabled
-service only gives a warning), the keys marked (lima) and HYPERV_*. Of SANDBOX_BACKEND only
+In this version the following are checked but have no effect: ` + "`docker.install_if_missing`" + `, the keys marked
+(lima) and HYPERV_*. Of SANDBOX_BACKEND only
 auto and qemu make VMs, of SANDBOX_ACCEL only auto, kvm and tcg.
 
 Numbers must be finite (no ` + "`inf`, `nan`" + `), booleans are no numbers, durations are h, m, d and never negative.
