@@ -80,5 +80,13 @@ func catalogDocker() []*tool {
 			hints:       hints{readOnly: true, idempotent: true},
 			rules:       rules{"instance_id": instanceID},
 		}, Service.DockerImages, textDockerImages),
+		row(spec{
+			Name:  "docker_cleanup",
+			Title: "Free Docker's disk in a VM",
+			Description: "Frees disk in the VM and says how many bytes. safe removes untagged images and build cache that nothing uses; aggressive also stopped containers, every image and network that no container uses, unnamed volumes and all build cache. " +
+				"Running containers, the instance's network and its services stay. Use it after INSUFFICIENT_DISK or when a build failed with no space left." + needsDocker,
+			hints: hints{destructive: true, idempotent: true},
+			rules: rules{"instance_id": instanceID, "mode": {enum: []string{"safe", "aggressive"}}},
+		}, Service.DockerCleanup, textDockerCleanup),
 	}
 }

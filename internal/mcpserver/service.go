@@ -39,5 +39,6 @@ type Service interface {
 	DockerCompose(context.Context, sandbox.DockerComposeRequest) (*sandbox.DockerComposeResult, error)
 	DockerPS(context.Context, sandbox.DockerPSRequest) (*sandbox.DockerPSResult, error)
 	DockerImages(context.Context, sandbox.DockerImagesRequest) (*sandbox.DockerImagesResult, error)
+	DockerCleanup(context.Context, sandbox.DockerCleanupRequest) (*sandbox.DockerCleanupResult, error)
 	CollectArtifacts(context.Context, sandbox.CollectArtifactsRequest) (*sandbox.CollectArtifactsResult, error)
 }

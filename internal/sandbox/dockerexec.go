@@ -23,7 +23,7 @@ const killMarked = `for try in 1 2 3 4 5 6 7 8; do
 		BEGIN { n = split(seeds, s); for (i = 1; i <= n; i++) hit[s[i]] = 1 }
 		{ parent[$1] = $2 }
 		END { do { more = 0; for (p in parent) if (!hit[p] && hit[parent[p]]) { hit[p] = 1; more = 1 } } while (more)
-			for (p in hit) print p }') 2>/dev/null
+			for (p in parent) if (hit[p]) print p }') 2>/dev/null
 done
 exit 1`
 
