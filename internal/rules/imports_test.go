@@ -95,6 +95,11 @@ var rules = []rule{
 		because: "services are containers of some Docker: whose it is, and what is done with their variables, is the caller's business",
 	},
 	{
+		from:    []string{"internal/...", "cmd/..."},
+		forbid:  []string{"sandboxforge/internal/standin"},
+		because: "stand-ins for container images are for tests alone",
+	},
+	{
 		from:    []string{"internal/envfile"},
 		forbid:  []string{"sandboxforge/..."},
 		because: "a file of variables is a text, on the host and in a guest",
