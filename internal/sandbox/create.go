@@ -300,8 +300,22 @@ func specOf(l store.Lease) leaseSpec {
 	return sp
 }
 
-// bringUp takes an admitted lease to running. The caller undoes a failure.
+// bringUp takes an admitted lease to running. The caller undoes a failure. That
+// somebody destroyed it meanwhile is what the error says then, and not which of
+// its files was gone first.
 func (s *Service) bringUp(ctx context.Context, sel Selected, lease store.Lease, timings map[string]int64) (store.Lease, error) {
+	up, err := s.start(ctx, sel, lease, timings)
+	if err == nil || ctx.Err() != nil {
+		return up, err
+	}
+	if now, lerr := s.store.Lease(ctx, lease.InstanceID); lerr == nil && now.Generation != lease.Generation && now.Status != store.Running {
+		return up, fault.Wrap(err, fault.InstanceTerminal, "instance %s was destroyed while it was being created", lease.InstanceID)
+	}
+	return up, err
+}
+
+// start is bringUp's work.
+func (s *Service) start(ctx context.Context, sel Selected, lease store.Lease, timings map[string]int64) (store.Lease, error) {
 	name := lease.BackendInstanceName
 	spec := specOf(lease).VM
 	spec.Name = name
@@ -318,7 +332,7 @@ func (s *Service) bringUp(ctx context.Context, sel Selected, lease store.Lease, 
 	}
 	lap("disk")
 	if now, err := s.store.Lease(ctx, lease.InstanceID); err == nil && now.Status != store.Creating {
-		return lease, fault.New(fault.InstanceTerminal, "instance %s was destroyed while it was being created", lease.InstanceID)
+		return lease, store.ErrConflict // bringUp says of what
 	}
 	progress := func(stage, message string) { report(ctx, Progress{Stage: stage, Message: message}) }
 	kind, boot := startCold, s.boot

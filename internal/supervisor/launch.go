@@ -180,7 +180,7 @@ func runSpawner(ctx context.Context, o Options, cmd *exec.Cmd, startTimeout time
 			case !ok && !started:
 				return event{}, errNeverStarted
 			case !ok:
-				return event{}, fault.New(fault.Internal, "the supervisor's process ended before it served its socket").
+				return event{}, fault.New(fault.RuntimeNotReady, "the supervisor's process ended before it served its socket").
 					Because("it crashed, or it was killed").
 					Next("read %s, then try again", filepath.Join(o.Dir, logFile))
 			case e.Event == eventSpawning:

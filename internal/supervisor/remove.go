@@ -25,6 +25,9 @@ func Running(dir string) (bool, error) {
 	lock := flock.New(path, flock.SetFlag(os.O_RDONLY))
 	defer lock.Close()
 	ok, err := lock.TryRLock()
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil // removed meanwhile
+	}
 	if err != nil {
 		return false, err
 	}
