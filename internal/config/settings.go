@@ -35,16 +35,18 @@ type Settings struct {
 	Backend         string // auto, qemu, lima, hyperv
 	Accel           string // auto, kvm, hvf, tcg
 	WarmPool        int
-	Templates       bool     // VMs may begin in a saved state
-	TemplateCap     int64    // bytes on the disk
-	SnapshotCap     int64    // bytes on the disk
-	WorkspaceRoots  []string // nil: a workspace may lie anywhere
-	AllowedRoots    []string
-	LogLevel        slog.Level
-	LogFormat       string // text, json
-	SessionID       string
-	ImageDir        string
-	HyperV          HyperVSettings
+	Templates       bool // VMs may begin in a saved state
+	// PreparedTemplates: also in one in which services run.
+	PreparedTemplates bool
+	TemplateCap       int64    // bytes on the disk
+	SnapshotCap       int64    // bytes on the disk
+	WorkspaceRoots    []string // nil: a workspace may lie anywhere
+	AllowedRoots      []string
+	LogLevel          slog.Level
+	LogFormat         string // text, json
+	SessionID         string
+	ImageDir          string
+	HyperV            HyperVSettings
 
 	// Warnings are sentences about deprecated variables, to be logged once.
 	Warnings []string
@@ -83,7 +85,7 @@ func EnvVars() []EnvVar {
 		{"LIMA_SWEEPER_INTERVAL_SECONDS", "", "deprecated name of SANDBOX_SWEEPER_INTERVAL_SECONDS"},
 		{"SANDBOX_BACKEND", "auto", "auto, qemu, lima or hyperv"},
 		{"SANDBOX_ACCEL", "auto", "auto, kvm, hvf or tcg"},
-		{"SANDBOX_TEMPLATES", "auto", "auto: new VMs are clones of a template where the backend can; off: every VM boots"},
+		{"SANDBOX_TEMPLATES", "auto", "auto: new VMs are clones of a template where the backend can, also of one with the configured services running; plain: only of templates without services; off: every VM boots"},
 		{"SANDBOX_TEMPLATE_CAP_GIB", "20", "what templates may take on the disk; the least recently used make room"},
 		{"SANDBOX_SNAPSHOT_CAP_GIB", "40", "what snapshots and forks may take on the disk; beyond it no new one is made"},
 		{"SANDBOX_WARM_POOL", "0", "ready clones kept per template in use"},
@@ -170,7 +172,8 @@ func LoadSettings(getenv func(string) string, goos string) (*Settings, error) {
 
 	s.Backend = e.choice("SANDBOX_BACKEND", "auto", "auto", "qemu", "lima", "hyperv")
 	s.Accel = e.choice("SANDBOX_ACCEL", "auto", "auto", "kvm", "hvf", "tcg")
-	s.Templates = e.choice("SANDBOX_TEMPLATES", "auto", "auto", "off") == "auto"
+	templates := e.choice("SANDBOX_TEMPLATES", "auto", "auto", "plain", "off")
+	s.Templates, s.PreparedTemplates = templates != "off", templates == "auto"
 	s.TemplateCap = int64(e.integer("SANDBOX_TEMPLATE_CAP_GIB", 20, 1, 1<<20)) << 30
 	s.SnapshotCap = int64(e.integer("SANDBOX_SNAPSHOT_CAP_GIB", 40, 1, 1<<20)) << 30
 	s.WarmPool = e.integer("SANDBOX_WARM_POOL", 0, 0, 100)

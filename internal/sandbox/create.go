@@ -79,9 +79,15 @@ func (s *Service) createInstance(ctx context.Context, r CreateInstanceRequest, r
 		return nil, false, err
 	}
 	spec := vmSpec(res.Config.VM)
-	from, err := s.originOf(ctx, sel, spec, timings)
-	if err != nil {
-		return nil, false, err
+	from, prepared := origin{}, false
+	if orDefault(r.AutoBootstrap, true) {
+		// Only a bootstrap gives the services' servers passwords of their own.
+		from, prepared = s.preparedOrigin(ctx, sel, spec, res.Config)
+	}
+	if !prepared {
+		if from, err = s.originOf(ctx, sel, spec, timings); err != nil {
+			return nil, false, err
+		}
 	}
 	if from.template != nil {
 		spec.From = from.template.State

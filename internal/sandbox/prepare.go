@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -169,7 +171,18 @@ func (s *Service) prepareDocker(ctx context.Context, l store.Lease, g *guest.Cli
 		return fault.Wrap(err, fault.Cancelled, "prepare_workspace was cancelled")
 	}
 	defer unlock()
-	return s.prepareServices(ctx, l, g, e, cfg, r, out)
+	if err := s.prepareServices(ctx, l, g, e, cfg, r, out); err != nil {
+		return err
+	}
+	for _, name := range slices.Sorted(maps.Keys(out.Services)) {
+		if !out.ServiceReadiness[name].Ready {
+			return nil
+		}
+	}
+	if len(out.Services) > 0 {
+		s.keepPrepared(l, cfg)
+	}
+	return nil
 }
 
 // waitDocker returns when Docker answers in the guest. A guest without Docker

@@ -68,7 +68,11 @@ func (s *Service) prepareServices(ctx context.Context, l store.Lease, g *guest.C
 		}
 	}
 	began := s.now()
-	var all []services.Running
+	var (
+		all   []services.Running
+		shall []services.Known // the passwords that the servers shall have
+		place services.Place
+	)
 	if len(wanted) > 0 {
 		n, err := e.Network(ctx, out.Network.Name)
 		if err != nil {
@@ -77,8 +81,9 @@ func (s *Service) prepareServices(ctx context.Context, l store.Lease, g *guest.C
 		if out.Network.Status == "skipped" {
 			out.Network.Status = "existing"
 		}
-		p := services.Place{Engine: e, Dial: g.DialContext, Network: n, Report: func(line string) { report(ctx, Progress{Stage: "services", Message: line}) }}
-		if all, err = runServices(ctx, p, wanted, old, r, out); err != nil {
+		place = services.Place{Engine: e, Dial: g.DialContext, Network: n, Report: func(line string) { report(ctx, Progress{Stage: "services", Message: line}) }}
+		shall = passwordsFor(l, wanted, old)
+		if all, err = runServices(ctx, place, wanted, shall, r, out); err != nil {
 			return s.serviceFault(ctx, l, err)
 		}
 	}
@@ -86,6 +91,12 @@ func (s *Service) prepareServices(ctx context.Context, l store.Lease, g *guest.C
 
 	rec := connectionRecord{Env: map[string]string{}}
 	for i, run := range all {
+		if run.Status == services.StatusCreated || shall[i].Password == "" {
+			shall[i].Password = run.Password
+		}
+		// What is recorded is what shall be so: a process that dies before it is
+		// so leaves the next call enough to go on.
+		run.Password = shall[i].Password
 		for _, v := range run.Connection() {
 			rec.Env[v.Key] = v.Value
 			if run.HasPassword() && wanted[i].Password == "" && v.Value == run.Password {
@@ -94,6 +105,20 @@ func (s *Service) prepareServices(ctx context.Context, l store.Lease, g *guest.C
 		}
 	}
 	out.ConnectionEnv = maps.Clone(rec.Env)
+	if len(rec.Secrets) > 0 {
+		if l, err = s.recordConnection(ctx, l, connectionRecord{Env: rec.Env, Files: old.Files, Secrets: rec.Secrets}); err != nil {
+			return err
+		}
+	}
+	err = together(len(all), func(i int) error {
+		if !all[i].Ready {
+			return nil
+		}
+		return place.Adopt(ctx, &all[i], shall[i].Password)
+	})
+	if err != nil {
+		return s.serviceFault(ctx, l, err)
+	}
 	if err := s.writeHosts(ctx, l, g, all); err != nil {
 		return err
 	}
@@ -124,19 +149,34 @@ func (s *Service) recordConnection(ctx context.Context, l store.Lease, c connect
 	return s.store.Update(ctx, l.InstanceID, store.Patch{Connection: b})
 }
 
-// runServices starts all services at once and waits for all of them until one
-// deadline.
-func runServices(ctx context.Context, p services.Place, wanted []services.Service, old connectionRecord, r PrepareWorkspaceRequest, out *PrepareWorkspaceResult) ([]services.Running, error) {
-	all := make([]services.Running, len(wanted))
-	err := together(len(wanted), func(i int) (err error) {
-		w := wanted[i]
-		known := ""
+// passwordsFor is the password that each service's server shall have, as far as
+// that can be said before it is looked at: the one that the lease remembers, or a
+// new one where the VM began in a template, whose servers have passwords that
+// other VMs know; "" for the one that its container was made with.
+func passwordsFor(l store.Lease, wanted []services.Service, old connectionRecord) []services.Known {
+	list := make([]services.Known, len(wanted))
+	for i, w := range wanted {
+		if !w.HasPassword() || w.Password != "" {
+			continue
+		}
 		for _, v := range w.Connection() {
-			if strings.HasSuffix(v.Key, "PASSWORD") && w.HasPassword() {
-				known = old.Env[v.Key]
+			if strings.HasSuffix(v.Key, "PASSWORD") && list[i].Password == "" {
+				list[i].Password = old.Env[v.Key]
 			}
 		}
-		all[i], err = p.Start(ctx, w, known)
+		if list[i].Password == "" && specOf(l).VM.From != "" && l.ParentSnapshot == "" {
+			list[i] = services.Known{Password: services.NewPassword(), Fresh: true}
+		}
+	}
+	return list
+}
+
+// runServices starts all services at once and waits for all of them until one
+// deadline.
+func runServices(ctx context.Context, p services.Place, wanted []services.Service, known []services.Known, r PrepareWorkspaceRequest, out *PrepareWorkspaceResult) ([]services.Running, error) {
+	all := make([]services.Running, len(wanted))
+	err := together(len(wanted), func(i int) (err error) {
+		all[i], err = p.Start(ctx, wanted[i], known[i])
 		return err
 	})
 	for _, run := range all {

@@ -13,6 +13,7 @@ import (
 
 	"sandboxforge/internal/backend"
 	"sandboxforge/internal/fault"
+	"sandboxforge/internal/services"
 	"sandboxforge/internal/store"
 	"sandboxforge/internal/supervisor"
 	"sandboxforge/internal/template"
@@ -85,14 +86,14 @@ func templateSpec(spec backend.Spec) backend.Spec {
 }
 
 // templateKey names everything that must agree between a template and a clone.
-func templateKey(ctx context.Context, st *template.Store, spec backend.Spec) (string, error) {
+func templateKey(ctx context.Context, st *template.Store, spec backend.Spec, p preparation) (string, error) {
 	spec = templateSpec(spec)
 	spec.Name = "template" // any name will do, and some is needed
 	k, err := st.Keeper.StateKey(ctx, spec)
 	if err != nil {
 		return "", err
 	}
-	sum := sha256.Sum256(fmt.Appendf(nil, "%s\x00%s\x00%d", templateContent, k, spec.DiskBytes))
+	sum := sha256.Sum256(fmt.Appendf(nil, "%s\x00%s\x00%d\x00%s", templateContent, k, spec.DiskBytes, p.key()))
 	return hex.EncodeToString(sum[:]), nil
 }
 
@@ -105,7 +106,7 @@ func (s *Service) originOf(ctx context.Context, sel Selected, spec backend.Spec,
 		return origin{}, nil
 	}
 	began := s.now()
-	t, made, err := s.findTemplate(ctx, st, sel, spec, false)
+	t, made, err := s.findTemplate(ctx, st, sel, spec, preparation{}, false)
 	what := "template"
 	if made {
 		what = "template_make"
@@ -142,10 +143,10 @@ func reasonOf(err error) string {
 	return msg
 }
 
-// findTemplate returns the template for VMs of spec, and whether it had to be
-// waited for. anew: a recent failure does not keep it from being tried again.
-func (s *Service) findTemplate(ctx context.Context, st *template.Store, sel Selected, spec backend.Spec, anew bool) (t *template.Template, waited bool, err error) {
-	key, err := templateKey(ctx, st, spec)
+// findTemplate returns the template for VMs of spec with p, and whether it had
+// to be waited for. anew: a recent failure does not keep it from being tried again.
+func (s *Service) findTemplate(ctx context.Context, st *template.Store, sel Selected, spec backend.Spec, p preparation, anew bool) (t *template.Template, waited bool, err error) {
+	key, err := templateKey(ctx, st, spec, p)
 	if err != nil {
 		return nil, false, err
 	}
@@ -156,7 +157,7 @@ func (s *Service) findTemplate(ctx context.Context, st *template.Store, sel Sele
 	if err != template.ErrMissing {
 		s.record(ctx, "template_unfit", "", "", nil, map[string]any{"key": key, "reason": err.Error()})
 	}
-	w, err := s.joinMaking(st, sel, spec, key, anew)
+	w, err := s.joinMaking(st, sel, spec, p, key, anew)
 	if err != nil {
 		return nil, false, err
 	}
@@ -166,7 +167,7 @@ func (s *Service) findTemplate(ctx context.Context, st *template.Store, sel Sele
 }
 
 // joinMaking joins the making of a template in this process, or starts it.
-func (s *Service) joinMaking(st *template.Store, sel Selected, spec backend.Spec, key string, anew bool) (*shared[*template.Template], error) {
+func (s *Service) joinMaking(st *template.Store, sel Selected, spec backend.Spec, p preparation, key string, anew bool) (*shared[*template.Template], error) {
 	n := &s.templates
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -187,7 +188,7 @@ func (s *Service) joinMaking(st *template.Store, sel Selected, spec backend.Spec
 	s.wg.Go(func() {
 		began := s.now()
 		var made bool
-		w.val, made, w.err = s.makeTemplate(WithProgress(s.root, func(p Progress) { w.report(p.Stage, p.Message) }), st, sel, spec, key)
+		w.val, made, w.err = s.makeTemplate(WithProgress(s.root, func(p Progress) { w.report(p.Stage, p.Message) }), st, sel, spec, p, key)
 		n.mu.Lock()
 		delete(n.making, key)
 		delete(n.failed, key)
@@ -200,7 +201,7 @@ func (s *Service) joinMaking(st *template.Store, sel Selected, spec backend.Spec
 		n.mu.Unlock()
 		if made || w.err != nil {
 			s.record(s.root, "template_make", "", "", w.err, map[string]any{
-				"key": key, "image": spec.Image, "cpus": spec.CPUs, "memory_mib": spec.MemoryMiB, "duration_ms": took.Milliseconds()})
+				"key": key, "image": spec.Image, "cpus": spec.CPUs, "memory_mib": spec.MemoryMiB, "services": services.Names(p.services), "duration_ms": took.Milliseconds()})
 		}
 		close(w.done)
 	})

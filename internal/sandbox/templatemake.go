@@ -12,6 +12,7 @@ import (
 	"sandboxforge/internal/docker"
 	"sandboxforge/internal/fault"
 	"sandboxforge/internal/guest"
+	"sandboxforge/internal/services"
 	"sandboxforge/internal/store"
 	"sandboxforge/internal/supervisor"
 	"sandboxforge/internal/template"
@@ -34,19 +35,20 @@ var (
 // makeTemplate makes the template of key, unless another process does; made
 // says which. A VM that hangs on the way is ended by its lease's deadline at
 // the latest and the whole is tried once more.
-func (s *Service) makeTemplate(ctx context.Context, st *template.Store, sel Selected, spec backend.Spec, key string) (t *template.Template, made bool, err error) {
+func (s *Service) makeTemplate(ctx context.Context, st *template.Store, sel Selected, spec backend.Spec, p preparation, key string) (t *template.Template, made bool, err error) {
 	d := template.Description{
 		Key: key, Backend: sel.Backend.Name(), Image: orName(spec.Image), Arch: spec.Arch, CPUs: spec.CPUs, MemoryMiB: spec.MemoryMiB,
+		Services: services.Names(p.services),
 	}
 	progress := func(stage, message string) { report(ctx, Progress{Stage: stage, Message: message}) }
 	// Others may make it meanwhile, and hang.
-	patience, cancel := context.WithTimeoutCause(ctx, templateAttempts*s.attemptLimit()+time.Minute,
+	patience, cancel := context.WithTimeoutCause(ctx, templateAttempts*s.attemptLimit(p)+time.Minute,
 		fault.New(fault.RuntimeNotReady, "another process works on the template for too long"))
 	defer cancel()
-	t, made, err = st.Make(patience, d, progress, func(_ context.Context, dir string, p backend.Progress) error {
-		ctx := WithProgress(ctx, func(pr Progress) { p(pr.Stage, pr.Message) })
+	t, made, err = st.Make(patience, d, progress, func(_ context.Context, dir string, tell backend.Progress) error {
+		ctx := WithProgress(ctx, func(pr Progress) { tell(pr.Stage, pr.Message) })
 		for attempt := 1; ; attempt++ {
-			err := s.saveTemplate(ctx, sel, spec, dir)
+			err := s.saveTemplate(ctx, sel, spec, p, dir)
 			if err == nil || ctx.Err() != nil || attempt == templateAttempts || noRoom(err) || errors.Is(err, backend.ErrUnsupported) {
 				return err
 			}
@@ -74,19 +76,21 @@ func orName(image string) string {
 }
 
 // attemptLimit bounds one try to make a template.
-func (s *Service) attemptLimit() time.Duration { return s.boot + settleLimit + saveLimit + tryLimit }
+func (s *Service) attemptLimit(p preparation) time.Duration {
+	return s.boot + settleLimit + saveLimit + tryLimit + p.patience()
+}
 
 // saveTemplate boots a VM, makes it ready, saves it into dir, and tries a clone
 // of what was saved. Nothing but dir is left when it returns.
-func (s *Service) saveTemplate(ctx context.Context, sel Selected, spec backend.Spec, dir string) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, s.attemptLimit(),
-		fault.New(fault.RuntimeNotReady, "the template was not ready within %s", s.attemptLimit()).
+func (s *Service) saveTemplate(ctx context.Context, sel Selected, spec backend.Spec, p preparation, dir string) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, s.attemptLimit(p),
+		fault.New(fault.RuntimeNotReady, "the template was not ready within %s", s.attemptLimit(p)).
 			Because("the host is too busy, or the guest hangs"))
 	defer cancel()
 	withDocker := false
-	err := s.withPassingVM(ctx, sel, templateSpec(spec), "made into a template", func(ctx context.Context, l store.Lease, c *supervisor.Client) error {
+	err := s.withPassingVM(ctx, sel, templateSpec(spec), s.attemptLimit(p), "made into a template", func(ctx context.Context, l store.Lease, c *supervisor.Client) error {
 		var err error
-		if withDocker, err = s.makeReady(ctx, c.Guest()); err != nil {
+		if withDocker, err = s.makeReady(ctx, c.Guest(), p); err != nil {
 			return err
 		}
 		report(ctx, Progress{Stage: "template", Message: "saving the VM"})
@@ -100,9 +104,9 @@ func (s *Service) saveTemplate(ctx context.Context, sel Selected, spec backend.S
 	}
 	clone := spec
 	clone.From = dir
-	err = s.withPassingVM(ctx, sel, clone, "a trial of its template", func(ctx context.Context, l store.Lease, c *supervisor.Client) error {
+	err = s.withPassingVM(ctx, sel, clone, s.attemptLimit(p), "a trial of its template", func(ctx context.Context, l store.Lease, c *supervisor.Client) error {
 		report(ctx, Progress{Stage: "template", Message: "trying a clone"})
-		return s.tryClone(ctx, c.Guest(), withDocker)
+		return s.tryClone(ctx, c.Guest(), withDocker, p)
 	})
 	if err != nil && !noRoom(err) {
 		return fault.Wrap(err, fault.RuntimeNotReady, "the template was made, but a clone of it does not work").Because("%s", reasonOf(err))
@@ -112,7 +116,7 @@ func (s *Service) saveTemplate(ctx context.Context, sel Selected, spec backend.S
 
 // withPassingVM runs f with a VM of a template lease, which is gone when it
 // returns.
-func (s *Service) withPassingVM(ctx context.Context, sel Selected, spec backend.Spec, purpose string, f func(context.Context, store.Lease, *supervisor.Client) error) error {
+func (s *Service) withPassingVM(ctx context.Context, sel Selected, spec backend.Spec, limit time.Duration, purpose string, f func(context.Context, store.Lease, *supervisor.Client) error) error {
 	check := s.measureHost(ctx, hostCheck{template: true, vm: config.VMConfig{CPUs: spec.CPUs, MemoryGiB: float64(spec.MemoryMiB) / 1024, DiskGiB: float64(spec.MemoryMiB)/1024 + 1}})
 	raw, err := json.Marshal(leaseSpec{VM: spec})
 	if err != nil {
@@ -121,7 +125,7 @@ func (s *Service) withPassingVM(ctx context.Context, sel Selected, spec backend.
 	s.admitting.Add(1)
 	lease, err := s.store.Admit(ctx, store.NewLease{
 		Kind: store.KindTemplate, Backend: sel.Backend.Name(), ProfileName: "default",
-		ExpiresAt: s.now().Add(s.attemptLimit() + undoTimeout), MemoryMiB: spec.MemoryMiB, DiskBytes: spec.DiskBytes, CPUs: spec.CPUs,
+		ExpiresAt: s.now().Add(limit + undoTimeout), MemoryMiB: spec.MemoryMiB, DiskBytes: spec.DiskBytes, CPUs: spec.CPUs,
 		Spec: raw,
 	}, store.Limits{Decide: check.decide})
 	if err != nil {
@@ -176,8 +180,9 @@ sync
 // makeReady makes a VM that has just booted what clones begin as: whatever the
 // image offers answers, the usual programs are in memory, nothing is going on,
 // and nothing tells of what was done for it.
-func (s *Service) makeReady(ctx context.Context, g *guest.Client) (withDocker bool, err error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, settleLimit, fault.New(fault.RuntimeNotReady, "the guest was not ready to be saved within %s", settleLimit))
+func (s *Service) makeReady(ctx context.Context, g *guest.Client, p preparation) (withDocker bool, err error) {
+	limit := settleLimit + p.patience()
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, fault.New(fault.RuntimeNotReady, "the guest was not ready to be saved within %s", limit))
 	defer cancel()
 	if withDocker, err = hasDocker(ctx, g); err != nil {
 		return false, err
@@ -187,10 +192,12 @@ func (s *Service) makeReady(ctx context.Context, g *guest.Client) (withDocker bo
 			return false, err
 		}
 		e := docker.NewEngine(g.DialContext)
-		_, err := e.EnsureNetwork(ctx, defaultNetwork)
-		e.Close()
-		if err != nil {
+		defer e.Close()
+		if _, err := e.EnsureNetwork(ctx, defaultNetwork); err != nil {
 			return false, fault.Wrap(err, fault.DockerCommandFailed, "the network of the template could not be made")
+		}
+		if err := p.run(ctx, g, e); err != nil {
+			return false, err
 		}
 	}
 	for _, step := range []struct {
@@ -227,7 +234,7 @@ func (s *Service) makeReady(ctx context.Context, g *guest.Client) (withDocker bo
 }
 
 // tryClone asks of a clone what its users will.
-func (s *Service) tryClone(ctx context.Context, g *guest.Client, withDocker bool) error {
+func (s *Service) tryClone(ctx context.Context, g *guest.Client, withDocker bool, prep preparation) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, tryLimit, fault.New(fault.RuntimeNotReady, "a clone's first command did not end within %s", tryLimit))
 	defer cancel()
 	p, err := g.Run(ctx, guest.NewID("try-"), guest.Spec{Command: "echo $((6*7)) >/tmp/.try && cat /tmp/.try && rm /tmp/.try"}, nil)
@@ -245,5 +252,5 @@ func (s *Service) tryClone(ctx context.Context, g *guest.Client, withDocker bool
 	if err := e.Ping(ctx); err != nil {
 		return fault.Wrap(err, fault.RuntimeNotReady, "Docker does not answer in a clone")
 	}
-	return nil
+	return prep.run(ctx, g, e)
 }

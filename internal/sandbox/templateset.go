@@ -40,7 +40,8 @@ type ListTemplatesResult struct {
 }
 
 // WarmTemplate makes the template of a kind of VM ahead of the first create
-// that needs it, also if a recent try failed. Where the backend has no
+// that needs it, also if a recent try failed. Where the configuration has
+// services it makes the one in which they run too, and returns that. Where the backend has no
 // templates the fault is UNSUPPORTED_BY_BACKEND.
 func (s *Service) WarmTemplate(ctx context.Context, r WarmTemplateRequest) (*WarmTemplateResult, error) {
 	began := s.now()
@@ -81,9 +82,23 @@ func (s *Service) WarmTemplate(ctx context.Context, r WarmTemplateRequest) (*War
 		}
 		return nil, e.Because("it cannot start VMs in a saved state").Next("instances boot as before; nothing needs to be done")
 	}
-	t, made, err := s.findTemplate(ctx, st, sel, vmSpec(res.Config.VM), true)
+	// Without a workspace the operator's defaults may have services too.
+	p := preparation{}
+	if s.settings.PreparedTemplates {
+		if p, err = preparationOf(res.Config); err != nil {
+			return nil, err
+		}
+	}
+	t, made, err := s.findTemplate(ctx, st, sel, vmSpec(res.Config.VM), preparation{}, true)
 	if err != nil {
 		return nil, err
+	}
+	if !p.empty() {
+		madeToo := false
+		if t, madeToo, err = s.findTemplate(ctx, st, sel, vmSpec(res.Config.VM), p, true); err != nil {
+			return nil, err
+		}
+		made = made || madeToo
 	}
 	out := &WarmTemplateResult{Made: made, DurationMS: s.now().Sub(began).Milliseconds()}
 	all, err := st.List(ctx)

@@ -10,7 +10,7 @@
 //
 //	list, err := services.Wanted(cfg.Infra)
 //	p := services.Place{Engine: engine, Dial: guest.DialContext, Network: name}
-//	r, err := p.Start(ctx, list[0])
+//	r, err := p.Start(ctx, list[0], services.Known{})
 //	err = p.Await(ctx, &r, services.Wait{Timeout: services.ReadyTimeout})
 //
 // The package knows the configuration and Docker's API, nothing of leases, MCP,

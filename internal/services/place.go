@@ -57,6 +57,12 @@ type Running struct {
 	passwords []string // that may be in force, the likeliest first
 }
 
+// Known is a password that the server may have, or shall have.
+type Known struct {
+	Password string // "" for none
+	Fresh    bool   // it has just been made: the server cannot know it yet
+}
+
 // pullLimit bounds the fetching of one image.
 const pullLimit = 15 * time.Minute
 
@@ -66,10 +72,10 @@ const stopGrace = 30 * time.Second
 // Start has the container of a service run: the one there is, or a new one.
 // One that was made from another image or environment is stopped and renamed.
 // known is a password that may be in force although the container was made with
-// another. Faults are SERVICE_NOT_READY and name the service; a container of
+// another: it is tried first, or last if it is fresh. Faults are SERVICE_NOT_READY and name the service; a container of
 // that name that this package did not make is one. When ctx ends, what was done
 // stays done.
-func (p Place) Start(ctx context.Context, s Service, known string) (Running, error) {
+func (p Place) Start(ctx context.Context, s Service, known Known) (Running, error) {
 	img, err := p.image(ctx, s)
 	if err != nil {
 		return Running{}, err
@@ -125,9 +131,13 @@ func (p Place) Start(ctx context.Context, s Service, known string) (Running, err
 		return r, err
 	}
 	r.passwords = []string{r.Password}
-	if s.HasPassword() && known != "" && known != r.Password && r.Status != StatusCreated {
-		r.passwords = []string{known, r.Password}
-		r.Password = known
+	if s.HasPassword() && known.Password != "" && known.Password != r.Password && r.Status != StatusCreated {
+		if known.Fresh {
+			r.passwords = append(r.passwords, known.Password)
+		} else {
+			r.passwords = []string{known.Password, r.Password}
+			r.Password = known.Password
+		}
 	}
 	return r, nil
 }

@@ -186,3 +186,26 @@ func (p Place) notReady(ctx context.Context, r *Running, began time.Time, said s
 		Next("call prepare_workspace again: the container goes on, and data that is being set up takes long in a slow VM").
 		Next("or give the VM more memory or CPUs (vm.memory_gib, vm.cpus)")
 }
+
+// Adopt gives the running server the password that it shall have, if another
+// one is in force: that of a saved state, in which others begin too. Await has
+// found out which. The new password has letters and digits only.
+func (p Place) Adopt(ctx context.Context, r *Running, password string) error {
+	c, ok := r.Rotate(password)
+	if !ok || r.Password == password {
+		return nil
+	}
+	p.report("%s: a password of its own", r.Name)
+	ctx, cancel := context.WithTimeout(ctx, probeLimit)
+	defer cancel()
+	x, err := p.Engine.Exec(ctx, docker.Exec{Container: r.ID, Argv: c.Argv, Env: c.Env})
+	if err == nil && x.ExitCode != 0 {
+		err = errors.New(oneLine(x.Stderr + " " + x.Stdout))
+	}
+	if err != nil {
+		f := p.fault(ctx, r.Service, errors.New(r.hide(err.Error(), password)), "%s could not be given a password of its own", r.Name)
+		return f.Next("call prepare_workspace again")
+	}
+	r.Password, r.passwords = password, []string{password}
+	return nil
+}

@@ -45,6 +45,8 @@ type Description struct {
 	Arch      string `json:"arch,omitempty"`
 	CPUs      int    `json:"cpus"`
 	MemoryMiB int64  `json:"memory_mib"`
+	// Services run in it, for people.
+	Services []string `json:"services,omitempty"`
 }
 
 // Template is a template in force.
