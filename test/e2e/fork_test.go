@@ -107,8 +107,24 @@ func (s *state) nothingLeft(t testing.TB) {
 
 // TestForksGoOn: a program's memory and a file that was never synced go on in
 // the source and in each child, and each is somebody else.
-func TestForksGoOn(t *testing.T) {
+func TestForksGoOn(t *testing.T) { forksGoOn(t, newState(t)) }
+
+// TestForksOfSentMemory: the same where QEMU's memory cannot be read, and QEMU
+// sends it.
+func TestForksOfSentMemory(t *testing.T) {
 	st := newState(t)
+	st.bin = t.TempDir()
+	if err := buildBinaries(t.Context(), st.bin, "-ldflags", "-X sandboxforge/internal/backend/qemu.blindForTests=1"); err != nil {
+		t.Fatal(err)
+	}
+	out, err := st.cli("doctor")
+	if err != nil || !strings.Contains(string(out), "QEMU sends the memory") {
+		t.Fatalf("doctor: %v\n%s", err, out)
+	}
+	forksGoOn(t, st)
+}
+
+func forksGoOn(t *testing.T, st *state) {
 	sv := st.start(t)
 	src := sv.create(t, minimal(st.workspace))
 	if !src.Capabilities.Snapshots || !src.Capabilities.Clones {

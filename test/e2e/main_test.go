@@ -47,10 +47,8 @@ func run(m *testing.M) (code int, err error) {
 	}
 	defer os.RemoveAll(tmp)
 	binDir = tmp
-	build := exec.CommandContext(ctx, "go", "build", "-o", binDir+"/", "./cmd/sandboxforge", "./cmd/sandboxforge-mcp-server")
-	build.Dir = repo
-	if out, err := build.CombinedOutput(); err != nil {
-		return 1, fmt.Errorf("build: %w\n%s", err, out)
+	if err := buildBinaries(ctx, binDir); err != nil {
+		return 1, err
 	}
 	if imageDir = os.Getenv("SANDBOX_IMAGE_DIR"); imageDir == "" {
 		imageDir = filepath.Join(repo, ".build", "images")
@@ -74,6 +72,17 @@ func run(m *testing.M) (code int, err error) {
 		}
 	}()
 	return m.Run(), nil
+}
+
+// buildBinaries puts the programs into dir.
+func buildBinaries(ctx context.Context, dir string, flags ...string) error {
+	args := append([]string{"build", "-o", dir + "/"}, flags...)
+	build := exec.CommandContext(ctx, "go", append(args, "./cmd/sandboxforge", "./cmd/sandboxforge-mcp-server")...)
+	build.Dir = repo
+	if out, err := build.CombinedOutput(); err != nil {
+		return fmt.Errorf("build: %w\n%s", err, out)
+	}
+	return nil
 }
 
 // probe settles the accelerator once, as a first server on this machine would.

@@ -22,6 +22,7 @@ import (
 
 // state is a SANDBOXFORGE_HOME of one test, or of those that share one.
 type state struct {
+	bin       string // the binaries
 	home      string
 	workspace string
 	env       []string
@@ -48,7 +49,7 @@ func makeState(env ...string) (*state, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &state{home: filepath.Join(dir, "h"), workspace: filepath.Join(dir, "work")}
+	s := &state{bin: binDir, home: filepath.Join(dir, "h"), workspace: filepath.Join(dir, "work")}
 	if err := os.MkdirAll(s.workspace, 0o755); err != nil {
 		return nil, err
 	}
@@ -92,7 +93,7 @@ func (s *state) close() error {
 func (s *state) cli(args ...string) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, filepath.Join(binDir, "sandboxforge"), args...)
+	cmd := exec.CommandContext(ctx, filepath.Join(s.bin, "sandboxforge"), args...)
 	cmd.Env = s.env
 	var errs bytes.Buffer
 	cmd.Stderr = &errs
@@ -167,7 +168,7 @@ func lastBytes(s string, n int) string { return s[max(0, len(s)-n):] }
 
 func (s *state) startServer(env ...string) (*server, error) {
 	sv := &server{state: s, log: &lockedBuffer{}}
-	sv.cmd = exec.Command(filepath.Join(binDir, "sandboxforge-mcp-server"))
+	sv.cmd = exec.Command(filepath.Join(s.bin, "sandboxforge-mcp-server"))
 	sv.cmd.Env = append(append([]string{}, s.env...), env...)
 	sv.cmd.Stderr = sv.log
 	sv.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}

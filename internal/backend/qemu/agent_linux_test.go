@@ -2,6 +2,7 @@ package qemu
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"strings"
 	"syscall"
@@ -21,6 +22,32 @@ func waitAgent(ctx context.Context, stream io.ReadWriteCloser) (string, error) {
 	defer c.Close()
 	p, err := c.Client().Ping(ctx)
 	return p.BootID, err
+}
+
+// remember puts a text where only the guest's memory has it, and behind it what
+// a torn copy of the memory would not have.
+func remember(ctx context.Context, stream io.ReadWriteCloser, text string) error {
+	_, err := inGuest(ctx, stream, "printf %s '"+text+"' > /run/remembered && head -c 4194304 /dev/urandom > /run/bulk && sha256sum < /run/bulk > /run/sum && echo ok")
+	return err
+}
+
+func recall(ctx context.Context, stream io.ReadWriteCloser) (string, error) {
+	return inGuest(ctx, stream, "test \"$(sha256sum < /run/bulk)\" = \"$(cat /run/sum)\" && cat /run/remembered")
+}
+
+// inGuest runs a command as root over a stream of its own.
+func inGuest(ctx context.Context, stream io.ReadWriteCloser, command string) (string, error) {
+	c, err := guest.Connect(ctx, stream)
+	if err != nil {
+		return "", err
+	}
+	defer c.Close()
+	var out strings.Builder
+	p, err := c.Client().Run(ctx, guest.NewID("test"), guest.Spec{Command: command, User: "root"}, func(o guest.Output) { out.Write(o.Data) })
+	if err == nil && p.ExitCode != 0 {
+		err = fmt.Errorf("%s: exit %d: %s", command, p.ExitCode, out.String())
+	}
+	return strings.TrimSpace(out.String()), err
 }
 
 // bootVM starts a created VM, again when an emulated boot fails, and returns a

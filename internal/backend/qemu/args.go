@@ -89,7 +89,7 @@ func (m machine) args() []string {
 	add("-name", "guest="+comma(m.name)+",debug-threads=on")
 	add("-nodefaults", "-no-user-config", "-display", "none", "-no-reboot")
 	if m.sandbox {
-		add("-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny")
+		add("-sandbox", sandboxArg)
 	}
 	add("-machine", m.machineType())
 	add("-accel", m.accelArg(), "-cpu", m.cpuModel(), "-smp", strconv.Itoa(m.cpus))
@@ -121,12 +121,19 @@ func (m machine) args() []string {
 		add("-device", "vmgenid,guid=auto,id=generation")
 	}
 	if m.load {
-		// -S: a state saved while the guest ran would start by itself. A state
-		// has no configuration section, see save.
-		add("-S", "-incoming", "defer", "-global", "migration.send-configuration=off")
+		// -S: a state saved while the guest ran would start by itself.
+		add("-S", "-incoming", "defer")
+	}
+	if m.monitor {
+		// A state has no configuration section, see save, and neither has what
+		// QEMU sends of the memory.
+		add("-global", "migration.send-configuration=off")
 	}
 	return a
 }
+
+// sandboxArg is what QEMU's seccomp filter keeps it from.
+const sandboxArg = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"
 
 func (m machine) machineType() string {
 	opts := []string{m.typ, "memory-backend=ram", "dump-guest-core=off"}

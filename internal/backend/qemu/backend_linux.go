@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"sync"
 	"syscall"
 	"time"
 
@@ -22,13 +23,29 @@ type Backend struct {
 	limits limits
 	// noGeneration makes VMs without that device; for tests.
 	noGeneration bool
+	// blind takes the memory of processes for unreadable; for tests.
+	blind bool
+	// frozen is called in a save by sending while the guest stands still; for
+	// tests.
+	frozen func(*vm)
+
+	saveWays struct {
+		sync.Mutex
+		of map[string]saveVerdict // by QEMU
+	}
 }
 
 // limits are how long guests may take. Tests shorten them.
 type limits struct {
 	kvmTrial, tcgTrial     time.Duration // see accel_linux.go
 	kvmSilence, tcgSilence time.Duration // see vm_linux.go
+	flattenDelay           time.Duration // see flatten_linux.go
+	flattenSpeed           int64
 }
+
+// blindForTests is set by the linker where whole programs are tested: see
+// Backend.blind.
+var blindForTests string
 
 var (
 	_ backend.Backend     = (*Backend)(nil)
@@ -47,7 +64,7 @@ func New(c Config) (*Backend, error) {
 				Next("make it writable, or set SANDBOXFORGE_HOME to a directory that is")
 		}
 	}
-	return &Backend{c: c, limits: limits{kvmTrial, tcgTrial, kvmSilence, tcgSilence}}, nil
+	return &Backend{c: c, limits: limits{kvmTrial, tcgTrial, kvmSilence, tcgSilence, flattenDelay, flattenSpeed}, blind: blindForTests != ""}, nil
 }
 
 // Name implements backend.Backend.

@@ -29,7 +29,7 @@ func (b *Backend) Delete(ctx context.Context, name string) error {
 
 	dir := b.dir(name)
 	if _, err := os.Lstat(dir); errors.Is(err, fs.ErrNotExist) {
-		return b.removeSocket(name)
+		return b.removeSockets(name)
 	}
 	var parent string
 	if r, err := readVM(dir, name); err == nil {
@@ -55,12 +55,14 @@ func (b *Backend) Delete(ctx context.Context, name string) error {
 	if err := b.collect(ctx, parent); err != nil {
 		b.c.Logger.Warn("the rest of a removed state stays", "dir", parent, "error", err)
 	}
-	return b.removeSocket(name)
+	return b.removeSockets(name)
 }
 
-func (b *Backend) removeSocket(name string) error {
-	if err := os.Remove(b.agentSocket(name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fault.Wrap(err, fault.BackendCommandFailed, "cannot remove the socket of the VM %s", name)
+func (b *Backend) removeSockets(name string) error {
+	for _, path := range []string{b.agentSocket(name), b.saveSocket(name)} {
+		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fault.Wrap(err, fault.BackendCommandFailed, "cannot remove the socket of the VM %s", name)
+		}
 	}
 	return nil
 }

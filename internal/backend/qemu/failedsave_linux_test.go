@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -29,6 +30,64 @@ type scripted struct {
 	paused bool              //
 	nodes  map[string]string // file names, by name
 	top    string            // the node that the guest writes to
+
+	memory   int64          // of the guest, in bytes
+	transfer string         // state of a migration
+	to       net.Conn       // where the memory goes
+	sending  sync.WaitGroup // the pages that are sent while the guest runs
+	torn     bool           // the memory is to end in the middle
+	sent     func() bool    // called when that is done; false: QEMU goes on with it for ever
+}
+
+// migrate sends the guest's memory, pages of zeros but for the first.
+func (q *scripted) migrate(uri string) string {
+	path, ok := strings.CutPrefix(uri, "unix:")
+	if !ok {
+		return "no such way to migrate"
+	}
+	c, err := net.Dial("unix", path)
+	if err != nil {
+		return err.Error()
+	}
+	q.to, q.transfer = c, "active"
+	q.sending.Go(func() {
+		var s streamOf
+		s.header().begin(uint64(q.memory))
+		pages := []any{uint64(ramPage), "ram", page('a')}
+		for at := int64(ramPageSize); at < q.memory; at += ramPageSize {
+			pages = append(pages, uint64(at|ramZero|ramSame), byte(0))
+		}
+		s.section(sectionPart, pages...)
+		_, err := c.Write(s.Bytes())
+		if q.sent != nil && !q.sent() {
+			return
+		}
+		q.mu.Lock()
+		defer q.mu.Unlock()
+		switch {
+		case q.to != c || q.transfer != "active": // cancelled
+		case err != nil:
+			q.transfer = "failed"
+		default:
+			q.transfer, q.paused = "pre-switchover", true
+		}
+	})
+	return ""
+}
+
+// complete sends what is left when the guest stands still.
+func (q *scripted) complete() {
+	var s streamOf
+	s.section(sectionEnd, uint64(ramPageSize|ramPage|ramSame), page('b')).put([]byte("devices"))
+	b := s.Bytes()
+	if q.torn {
+		b = b[:len(b)/2]
+	}
+	q.transfer = "completed"
+	if _, err := q.to.Write(b); err != nil {
+		q.transfer = "failed"
+	}
+	q.to.Close()
 }
 
 func (q *scripted) answer(command string, args json.RawMessage) (any, string) {
@@ -42,6 +101,7 @@ func (q *scripted) answer(command string, args json.RawMessage) (any, string) {
 		Base     string `json:"node"`
 		Overlay  string `json:"overlay"`
 		Filename string `json:"filename"`
+		URI      string `json:"uri"`
 		File     struct {
 			Filename string `json:"filename"`
 		} `json:"file"`
@@ -61,6 +121,25 @@ func (q *scripted) answer(command string, args json.RawMessage) (any, string) {
 			return nil, "duplicate node name"
 		}
 		q.nodes[a.Node] = a.File.Filename
+	case "migrate":
+		if refused := q.migrate(a.URI); refused != "" {
+			return nil, refused
+		}
+	case "query-migrate":
+		if q.transfer == "" {
+			return struct{}{}, ""
+		}
+		return map[string]any{"status": q.transfer}, ""
+	case "migrate-continue":
+		if q.transfer != "pre-switchover" {
+			return nil, "nothing waits"
+		}
+		q.complete()
+	case "migrate_cancel":
+		if q.transfer == "active" || q.transfer == "pre-switchover" {
+			q.transfer, q.paused = "cancelled", false
+			q.to.Close()
+		}
 	case "blockdev-del":
 		delete(q.nodes, a.Node)
 	case "blockdev-snapshot":
@@ -135,7 +214,7 @@ func scriptedVM(t *testing.T, b *Backend, from string) (*vm, *scripted) {
 	t.Cleanup(func() { unix.Munmap(mem) })
 	mem[size/2] = 1
 
-	q := &scripted{nodes: map[string]string{rootNode: record.disk(b.dir("vm-1"))}, top: rootNode}
+	q := &scripted{nodes: map[string]string{rootNode: record.disk(b.dir("vm-1"))}, top: rootNode, memory: int64(size)}
 	ours, theirs := net.Pipe()
 	var wg sync.WaitGroup
 	wg.Go(func() { q.serve(theirs) })
@@ -143,13 +222,13 @@ func scriptedVM(t *testing.T, b *Backend, from string) (*vm, *scripted) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { control.Close(); theirs.Close(); wg.Wait() })
+	t.Cleanup(func() { control.Close(); theirs.Close(); wg.Wait(); q.sending.Wait() })
 	bin, err := b.binary(record.Image.Arch)
 	if err != nil {
 		t.Fatal(err)
 	}
 	v := &vm{
-		b: b, name: "vm-1", control: control, done: make(chan struct{}), node: rootNode, record: record,
+		b: b, name: "vm-1", control: control, done: make(chan struct{}), halted: make(chan time.Time, 1), node: rootNode, record: record,
 		run: &running{process: &process{cmd: &exec.Cmd{Process: &os.Process{Pid: os.Getpid()}}}},
 		bin: bin, memory: path, accel: accelerator{name: "tcg"},
 	}
@@ -160,78 +239,95 @@ func scriptedVM(t *testing.T, b *Backend, from string) (*vm, *scripted) {
 // save is of the disk that the guest writes to, and no disk below it can be
 // removed while something needs it.
 func TestFailedSaves(t *testing.T) {
-	for _, refuse := range []string{"query-named-block-nodes", "blockdev-add", "stop", "blockdev-snapshot", "xen-save-devices-state", "cont"} {
-		t.Run(refuse, func(t *testing.T) {
-			b, _ := newBackend(t)
-			tmp := t.TempDir()
-			base, failed, good := filepath.Join(tmp, "base"), filepath.Join(tmp, "failed"), filepath.Join(tmp, "good")
-			madeState(t, b, base, func(r *stateRecord) { r.Saved.DiskSize = 1 << 30 })
-			v, q := scriptedVM(t, b, base)
-			q.refuse = refuse
-			if _, err := v.Save(t.Context(), failed, backend.SaveOptions{}); err == nil {
-				t.Fatal("the save did not fail")
-			}
-			if _, err := b.CheckState(t.Context(), failed); !errors.Is(err, backend.ErrStateUnfit) {
-				t.Errorf("a failed save is a state: %v", err)
-			}
-			if q.paused && refuse != "cont" {
-				t.Error("the guest stands still")
-			}
-			if q.writes() == "" || len(q.nodes) > 2 {
-				t.Errorf("QEMU has the disks %v", q.nodes)
-			}
-			if _, err := os.Stat(q.writes()); err != nil {
-				t.Errorf("the guest's disk: %v", err)
-			}
+	read := []string{"query-named-block-nodes", "blockdev-add", "stop", "blockdev-snapshot", "xen-save-devices-state", "cont"}
+	sent := []string{
+		"query-named-block-nodes", "blockdev-add", "blockdev-snapshot", "xen-save-devices-state", "cont",
+		"migrate-set-capabilities", "migrate-set-parameters", "migrate", "query-migrate", "migrate-continue", tornStream,
+	}
+	for _, refuse := range read {
+		t.Run("read/"+refuse, func(t *testing.T) { failedSave(t, refuse, false, "tcg") })
+	}
+	for _, refuse := range append(sent, "stop") {
+		t.Run("sent/"+refuse, func(t *testing.T) { failedSave(t, refuse, true, "tcg") })
+	}
+	for _, refuse := range sent {
+		t.Run("sent running/"+refuse, func(t *testing.T) { failedSave(t, refuse, true, "kvm") })
+	}
+}
 
-			q.refuse = ""
-			disk, err := os.Stat(q.writes())
-			if err != nil {
-				t.Fatal(err)
-			}
-			st, err := v.Save(t.Context(), good, backend.SaveOptions{})
-			if err != nil {
-				t.Fatalf("the save after it: %v", err)
-			}
-			saved, err := os.Stat(filepath.Join(good, stateDisk))
-			if err != nil || !os.SameFile(disk, saved) {
-				t.Errorf("the saved disk is not the one that the guest wrote to: %v", err)
-			}
-			if q.paused {
-				t.Error("the guest stands still")
-			}
+// tornStream is not refused, but ends in the middle of the memory.
+const tornStream = "torn"
 
-			// The VM ends, and everything is asked to go, the lowest first.
-			if err := b.Delete(t.Context(), "vm-1"); err != nil {
+func failedSave(t *testing.T, refuse string, blind bool, accel string) {
+	b, _ := newBackend(t)
+	tmp := t.TempDir()
+	base, failed, good := filepath.Join(tmp, "base"), filepath.Join(tmp, "failed"), filepath.Join(tmp, "good")
+	madeState(t, b, base, func(r *stateRecord) { r.Saved.DiskSize = 1 << 30 })
+	v, q := scriptedVM(t, b, base)
+	v.accel.name = accel
+	b.blind, q.refuse, q.torn = blind, refuse, refuse == tornStream
+	if _, err := v.Save(t.Context(), failed, backend.SaveOptions{}); err == nil {
+		t.Fatal("the save did not fail")
+	}
+	if _, err := b.CheckState(t.Context(), failed); !errors.Is(err, backend.ErrStateUnfit) {
+		t.Errorf("a failed save is a state: %v", err)
+	}
+	if q.paused && refuse != "cont" {
+		t.Error("the guest stands still")
+	}
+	if q.writes() == "" || len(q.nodes) > 2 {
+		t.Errorf("QEMU has the disks %v", q.nodes)
+	}
+	if _, err := os.Stat(q.writes()); err != nil {
+		t.Errorf("the guest's disk: %v", err)
+	}
+
+	q.refuse, q.torn = "", false
+	disk, err := os.Stat(q.writes())
+	if err != nil {
+		t.Fatal(err)
+	}
+	st, err := v.Save(t.Context(), good, backend.SaveOptions{})
+	if err != nil {
+		t.Fatalf("the save after it: %v", err)
+	}
+	saved, err := os.Stat(filepath.Join(good, stateDisk))
+	if err != nil || !os.SameFile(disk, saved) {
+		t.Errorf("the saved disk is not the one that the guest wrote to: %v", err)
+	}
+	if q.paused {
+		t.Error("the guest stands still")
+	}
+
+	// The VM ends, and everything is asked to go, the lowest first.
+	if err := b.Delete(t.Context(), "vm-1"); err != nil {
+		t.Fatal(err)
+	}
+	for _, dir := range []string{base, failed} {
+		if err := b.RemoveState(t.Context(), dir); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for dir := st.Parent; dir != ""; {
+		if _, err := os.Stat(filepath.Join(dir, stateDisk)); err != nil {
+			t.Errorf("a disk below the saved one is gone: %v", err)
+		}
+		r, err := readState(dir)
+		if err != nil {
+			r = new(stateRecord)
+			if err := readJSON(filepath.Join(dir, removedFile), r); err != nil {
 				t.Fatal(err)
 			}
-			for _, dir := range []string{base, failed} {
-				if err := b.RemoveState(t.Context(), dir); err != nil {
-					t.Fatal(err)
-				}
-			}
-			for dir := st.Parent; dir != ""; {
-				if _, err := os.Stat(filepath.Join(dir, stateDisk)); err != nil {
-					t.Errorf("a disk below the saved one is gone: %v", err)
-				}
-				r, err := readState(dir)
-				if err != nil {
-					r = new(stateRecord)
-					if err := readJSON(filepath.Join(dir, removedFile), r); err != nil {
-						t.Fatal(err)
-					}
-				}
-				dir = r.Saved.Parent
-			}
-			if err := b.RemoveState(t.Context(), good); err != nil {
-				t.Fatal(err)
-			}
-			for _, dir := range []string{good, failed, base} {
-				if _, err := os.Lstat(dir); !errors.Is(err, fs.ErrNotExist) {
-					t.Errorf("%s is left: %v", dir, err)
-				}
-			}
-		})
+		}
+		dir = r.Saved.Parent
+	}
+	if err := b.RemoveState(t.Context(), good); err != nil {
+		t.Fatal(err)
+	}
+	for _, dir := range []string{good, failed, base} {
+		if _, err := os.Lstat(dir); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("%s is left: %v", dir, err)
+		}
 	}
 }
 

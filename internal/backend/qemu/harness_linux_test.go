@@ -28,14 +28,23 @@ func open(raw json.RawMessage) (backend.Backend, error) {
 	if err := json.Unmarshal(raw, &c); err != nil {
 		return nil, err
 	}
-	c.Images = oneImage{c.Image}
-	return New(c.Config)
+	return c.open()
 }
 
 // testConfig is a Config with the one image of the tests.
 type testConfig struct {
 	Config
 	Image Image
+	Blind bool // of the backend
+}
+
+func (c testConfig) open() (*Backend, error) {
+	c.Images = oneImage{c.Image}
+	b, err := New(c.Config)
+	if err == nil {
+		b.blind = c.Blind
+	}
+	return b, err
 }
 
 type oneImage struct{ img Image }
@@ -104,13 +113,14 @@ func newConfig(t *testing.T) testConfig {
 		Images: oneImage{g.image},
 		Logger: slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelInfo})),
 	}
-	return testConfig{c, g.image}
+	return testConfig{Config: c, Image: g.image}
 }
 
-func newBackend(t *testing.T) (*Backend, testConfig) {
+func newBackend(t *testing.T) (*Backend, testConfig) { return openBackend(t, newConfig(t)) }
+
+func openBackend(t *testing.T, c testConfig) (*Backend, testConfig) {
 	t.Helper()
-	c := newConfig(t)
-	b, err := New(c.Config)
+	b, err := c.open()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -155,8 +165,17 @@ func spec(name string) backend.Spec {
 	return backend.Spec{Name: name, CPUs: 1, MemoryMiB: 256, DiskBytes: 1 << 30, Arch: runtime.GOARCH, Hostname: name}
 }
 
-func harness(t *testing.T) *backendtest.Harness {
-	b, c := newBackend(t)
+func harness(t *testing.T) *backendtest.Harness { return harnessOf(t, newConfig(t)) }
+
+// blindHarness is of a backend that cannot read QEMU's memory.
+func blindHarness(t *testing.T) *backendtest.Harness {
+	c := newConfig(t)
+	c.Blind = true
+	return harnessOf(t, c)
+}
+
+func harnessOf(t *testing.T, c testConfig) *backendtest.Harness {
+	b, c := openBackend(t, c)
 	g, _ := testGuest()
 	t.Logf("host boot id %s", hostBootID())
 	return &backendtest.Harness{
@@ -183,6 +202,8 @@ func harness(t *testing.T) *backendtest.Harness {
 		WaitAgent:    g.wait,
 		BootDeadline: 3 * time.Minute,
 		Polite:       g.polite,
+		Remember:     remember,
+		Recall:       recall,
 	}
 }
 
@@ -201,3 +222,7 @@ func waitGone(ctx context.Context, pid int) error {
 }
 
 func TestContract(t *testing.T) { backendtest.Suite(t, harness) }
+
+// TestContractOfTransfers: states are the same where QEMU has to send the
+// memory.
+func TestContractOfTransfers(t *testing.T) { backendtest.StateSuite(t, blindHarness) }

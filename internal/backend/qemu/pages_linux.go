@@ -102,7 +102,17 @@ type memoryOf struct {
 	maps         []mapping
 }
 
-// openMemory opens the memory of a process that maps the file at path.
+var errBlind = errors.New("a test takes it for unreadable")
+
+func (b *Backend) openMemory(pid int, path string) (*memoryOf, error) {
+	if b.blind {
+		return nil, errBlind
+	}
+	return openMemory(pid, path)
+}
+
+// openMemory opens the memory of a process that maps the file at path, and tries
+// that it can be read.
 func openMemory(pid int, path string) (*memoryOf, error) {
 	var st unix.Stat_t
 	if err := unix.Stat(path, &st); err != nil {
@@ -124,7 +134,24 @@ func openMemory(pid int, path string) (*memoryOf, error) {
 		mem.Close()
 		return nil, err
 	}
-	return &memoryOf{mem, pagemap, maps}, nil
+	m := &memoryOf{mem, pagemap, maps}
+	if err := m.try(); err != nil {
+		m.Close()
+		return nil, err
+	}
+	return m, nil
+}
+
+// try reads a page and what the kernel says of it: where that is forbidden, not
+// every kernel says so already when the files are opened.
+func (m *memoryOf) try() error {
+	page := make([]byte, os.Getpagesize())
+	at := int64(m.maps[0].start)
+	if _, err := m.pagemap.ReadAt(page[:8], at/int64(len(page))*8); err != nil {
+		return err
+	}
+	_, err := m.mem.ReadAt(page, at)
+	return err
 }
 
 func (m *memoryOf) Close() {

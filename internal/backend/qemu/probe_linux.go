@@ -32,6 +32,7 @@ func (b *Backend) Probe(ctx context.Context, p backend.Progress) (backend.Report
 	}
 	p.Report("probe", "looking at QEMU")
 	arch := runtime.GOARCH
+	saves := func() {}
 	if bin, err := b.binary(arch); err != nil {
 		fromError(true, err)
 	} else if f, err := b.facts(ctx, bin, arch); err != nil {
@@ -44,6 +45,7 @@ func (b *Backend) Probe(ctx context.Context, p backend.Progress) (backend.Report
 		if !f.Sandbox {
 			r.Evidence = append(r.Evidence, "This QEMU was built without seccomp: its own sandbox is off.")
 		}
+		saves = func() { b.reportSaves(ctx, &r, bin, f) }
 	}
 	if _, err := exec.LookPath(b.qemuImg()); err != nil {
 		problem(true, installHint(b.qemuImg()), "%s is not installed", b.qemuImg())
@@ -89,6 +91,12 @@ func (b *Backend) Probe(ctx context.Context, p backend.Progress) (backend.Report
 		r.Evidence = append(r.Evidence, v.Evidence...)
 		if err != nil {
 			fromError(true, err)
+		}
+	}
+	if !fatal() {
+		saves()
+		if ctx.Err() != nil {
+			return r, context.Cause(ctx)
 		}
 	}
 	r.Usable = !fatal()

@@ -17,10 +17,6 @@ import (
 	"sandboxforge/internal/host"
 )
 
-// maxLayers bounds the chain of disks below a guest: each save of a VM that
-// goes on adds one.
-const maxLayers = 32
-
 // save is one saving of a VM.
 type save struct {
 	v      *vm
@@ -43,10 +39,13 @@ type save struct {
 // write the devices' state, copy the pages of the memory that are the guest's
 // own, let it go on, and fill in the others from the file that they are pages
 // of. xen-save-devices-state writes a state without the memory and, unlike
-// migrate, from a VM whose memory file is a private mapping.
+// migrate, from a VM whose memory file is a private mapping. Where the memory
+// cannot be read, QEMU sends it; see transfer.
 func (v *vm) Save(ctx context.Context, dir string, o backend.SaveOptions) (_ backend.SavedState, err error) {
 	v.saving.Lock()
 	defer v.saving.Unlock()
+	v.stopFlattening()
+	defer v.startFlattening()
 	select {
 	case <-v.done:
 		return backend.SavedState{}, v.notRunning()
@@ -54,6 +53,12 @@ func (v *vm) Save(ctx context.Context, dir string, o backend.SaveOptions) (_ bac
 	}
 	if !filepath.IsAbs(dir) {
 		return backend.SavedState{}, fault.New(fault.InvalidArgument, "%.80q is not an absolute path", dir)
+	}
+	if v.record.Layers >= maxLayers && !o.End {
+		o.Progress.Report("save", "flattening the VM's disks")
+		if err := v.flatten(ctx, 0); err != nil {
+			return backend.SavedState{}, err
+		}
 	}
 	record := *v.record
 	if record.Spec.MemoryFile && !o.End {
@@ -123,9 +128,6 @@ func (s *save) undo(ctx context.Context) {
 
 func (s *save) run(ctx context.Context) (backend.SavedState, error) {
 	v, o := s.v, s.o
-	if s.record.Layers >= maxLayers {
-		return backend.SavedState{}, unsupportedSave(fmt.Sprintf("its disk has %d layers already, one for each save", s.record.Layers))
-	}
 	// Whatever becomes of the save: once the guest's disk lies on this state's,
 	// it also needs the disk below that.
 	if err := s.useParent(ctx); err != nil {
@@ -144,27 +146,34 @@ func (s *save) run(ctx context.Context) (backend.SavedState, error) {
 		return backend.SavedState{}, err
 	}
 	var memory *memoryOf
+	transfer := false
 	if !s.record.Spec.MemoryFile {
-		if memory, err = openMemory(v.run.process.pid(), v.memory); err != nil {
-			return backend.SavedState{}, unsupportedSave("its memory cannot be read: " + err.Error())
+		if memory, err = v.b.openMemory(v.run.process.pid(), v.memory); err != nil {
+			v.b.c.Logger.Info("the memory of the VM cannot be read; QEMU is to send it", "vm", v.name, "error", err)
+			transfer = true
+		} else {
+			defer memory.Close()
 		}
-		defer memory.Close()
 	}
-	// From here on the caller's patience does not matter: the guest must go on.
 	if err := context.Cause(ctx); err != nil {
+		return backend.SavedState{}, err
+	}
+	o.Progress.Report("save", "saving the VM's state")
+	var runs [][2]int64
+	if transfer {
+		err = s.transfer(ctx)
+	} else {
+		runs, err = s.freeze(ctx, memory)
+	}
+	if err != nil {
 		return backend.SavedState{}, err
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), saveLimit)
 	defer cancel()
-	o.Progress.Report("save", "saving the VM's state")
-	runs, err := s.freeze(ctx, memory)
-	if err != nil {
-		return backend.SavedState{}, err
-	}
 	if memory != nil {
 		if err := s.fill(runs); err != nil {
 			if o.End { // it did not, and stands still
-				err = errors.Join(err, s.do(ctx, "cont", nil))
+				err = errors.Join(err, s.goOn(ctx))
 			}
 			return backend.SavedState{}, err
 		}
@@ -177,7 +186,8 @@ func (s *save) run(ctx context.Context) (backend.SavedState, error) {
 	return s.publish(ctx, f, key)
 }
 
-// saveLimit bounds a save once the guest stands still.
+// saveLimit bounds what a save does while the guest stands still, and what it
+// does afterwards.
 const saveLimit = 5 * time.Minute
 
 // do runs a QMP command.
@@ -186,6 +196,13 @@ func (s *save) do(ctx context.Context, command string, args any) error {
 		return fault.Wrap(withShortage(err, err.Error()), fault.BackendCommandFailed, "QEMU refused %s while the VM %s was saved", command, s.v.name)
 	}
 	return nil
+}
+
+// goOn lets the guest run again, also when the time for the save is up.
+func (s *save) goOn(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 30*time.Second)
+	defer cancel()
+	return s.do(ctx, "cont", nil)
 }
 
 // useParent records the state as a user of the one whose disk it lies on.
@@ -268,34 +285,23 @@ func (v *vm) diskSize(ctx context.Context) (int64, error) {
 
 // freeze stops the guest, takes what changes while it runs, and lets it go on.
 func (s *save) freeze(ctx context.Context, memory *memoryOf) (runs [][2]int64, err error) {
-	v := s.v
+	// From here on the caller's patience does not matter: the guest must go on.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), saveLimit)
+	defer cancel()
 	s.paused = time.Now()
 	if err := s.do(ctx, "stop", nil); err != nil {
 		return nil, err
 	}
 	defer func() {
 		if !s.o.End || err != nil {
-			err = errors.Join(err, s.do(ctx, "cont", nil))
+			err = errors.Join(err, s.goOn(ctx))
 		}
 		s.pause = time.Since(s.paused)
 	}()
-	if !s.o.End {
-		if err := s.do(ctx, "blockdev-snapshot", map[string]any{"node": v.node, "overlay": s.node}); err != nil {
-			return nil, err
-		}
-		// The VM needs the state's disk from now on, whatever becomes of the save.
-		vdir := v.b.dir(v.name)
-		old := s.record.disk(vdir)
-		s.record.Disk, s.record.Parent = s.next, s.dir
-		s.record.Layers++
-		s.moved = true
-		v.node, v.record = s.node, s.record
-		if err := writeJSON(filepath.Join(vdir, vmFile), s.record, false); err != nil {
-			return nil, err
-		}
-		os.Remove(old) // its other name is the state's
+	if err := s.switchDisk(ctx); err != nil {
+		return nil, err
 	}
-	if err := s.do(ctx, "xen-save-devices-state", map[string]any{"filename": filepath.Join(s.dir, stateDevices), "live": false}); err != nil {
+	if err := s.saveDevices(ctx); err != nil {
 		return nil, err
 	}
 	if memory == nil {
@@ -310,6 +316,35 @@ func (s *save) freeze(ctx context.Context, memory *memoryOf) (runs [][2]int64, e
 		return nil, err
 	}
 	return memory.copyOwn(to)
+}
+
+// switchDisk has the guest, which stands still, write to its new disk from now
+// on.
+func (s *save) switchDisk(ctx context.Context) error {
+	if s.o.End {
+		return nil
+	}
+	v := s.v
+	if err := s.do(ctx, "blockdev-snapshot", map[string]any{"node": v.node, "overlay": s.node}); err != nil {
+		return err
+	}
+	// The VM needs the state's disk from now on, whatever becomes of the save.
+	vdir := v.b.dir(v.name)
+	old := s.record.disk(vdir)
+	s.record.Disk, s.record.Parent = s.next, s.dir
+	s.record.Layers++
+	s.moved = true
+	v.node, v.record = s.node, s.record
+	if err := writeJSON(filepath.Join(vdir, vmFile), s.record, false); err != nil {
+		return err
+	}
+	os.Remove(old) // its other name is the state's
+	return nil
+}
+
+// saveDevices writes the state of all but memory and disk.
+func (s *save) saveDevices(ctx context.Context) error {
+	return s.do(ctx, "xen-save-devices-state", map[string]any{"filename": filepath.Join(s.dir, stateDevices), "live": false})
 }
 
 // fill completes the memory with the pages that the guest has in common with

@@ -77,13 +77,9 @@ func settleBelow(dir string) error {
 		if err != nil {
 			return err
 		}
-		var r stateRecord
-		err = readJSON(filepath.Join(dir, stateFile), &r)
-		if errors.Is(err, fs.ErrNotExist) {
-			err = readJSON(filepath.Join(dir, removedFile), &r)
-		}
+		r, err := diskRecord(dir)
 		if err != nil {
-			return unfit(err, dir, "nobody knows what its disk lies on")
+			return err
 		}
 		dir = r.Saved.Parent
 	}

@@ -315,13 +315,17 @@ func addUser(dir, user, needs string) error {
 	if err := os.Mkdir(users, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}
-	sum := sha256.Sum256([]byte(user))
-	link := filepath.Join(users, needs+"-"+hex.EncodeToString(sum[:8]))
-	err := os.Symlink(user, link)
+	err := os.Symlink(user, userLink(dir, user, needs))
 	if errors.Is(err, fs.ErrExist) {
 		return nil
 	}
 	return err
+}
+
+// userLink is where addUser records a user.
+func userLink(dir, user, needs string) string {
+	sum := sha256.Sum256([]byte(user))
+	return filepath.Join(dir, stateUsers, needs+"-"+hex.EncodeToString(sum[:8]))
 }
 
 // usersOf lists who needs a state and forgets those that are gone. That it

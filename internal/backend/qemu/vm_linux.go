@@ -40,12 +40,16 @@ type vm struct {
 	memory  string // file that the guest's memory is a mapping of
 	cmdline string
 
+	flat flattener
+
 	saving sync.Mutex // held by Save, which has the rest
 	node   string     // block node that the guest writes to
 	saves  int        // how often it was to get a new one
 	// record is what QEMU does. vm.json may lag behind: a full disk can keep it
 	// from being written when the guest has its new disk already.
 	record *vmRecord
+
+	halted chan time.Time // capacity 1: when QEMU stopped the guest; a save empties it before it asks
 
 	dialling chan struct{} // capacity 1: held while a stream takes another's place
 }
@@ -61,9 +65,10 @@ func newVM(b *Backend, m machine, record *vmRecord, bin string, run *running, co
 	v := &vm{
 		b: b, name: m.name, info: info, run: run, control: control, node: rootNode, record: record,
 		bin: bin, accel: m.accel, memory: m.memory.file, cmdline: m.cmdline,
-		done: make(chan struct{}), dialling: make(chan struct{}, 1),
+		done: make(chan struct{}), dialling: make(chan struct{}, 1), halted: make(chan time.Time, 1),
 	}
 	go v.watch()
+	v.startFlattening()
 	return v
 }
 
@@ -88,6 +93,12 @@ func (v *vm) watch() {
 			default: // told already
 			}
 		}
+		if e.Name == "STOP" {
+			select {
+			case v.halted <- e.At:
+			default: // nobody asks
+			}
+		}
 		if e.Name == "SHUTDOWN" {
 			var d struct{ Reason string }
 			if json.Unmarshal(e.Data, &d) == nil && d.Reason != "" {
@@ -105,6 +116,8 @@ func (v *vm) watch() {
 	}
 	v.run.wait()
 	v.control.Close()
+	v.endFlattening()
+	v.stopFlattening()
 	v.mu.Lock()
 	stopping := v.stopping
 	if v.stream != nil {
@@ -223,6 +236,7 @@ func (v *vm) Stop(ctx context.Context, grace time.Duration) error {
 	v.mu.Lock()
 	v.stopping = true
 	v.mu.Unlock()
+	v.endFlattening()
 	if grace > 0 {
 		polite, cancel := context.WithTimeout(ctx, grace)
 		if v.control.Do(polite, "system_powerdown", nil, nil) == nil {
