@@ -28,7 +28,7 @@ func TestSettingsDefaults(t *testing.T) {
 		HTTPHost: "127.0.0.1", HTTPPort: 8765, EnableHTTP: true, EnableStdio: "auto",
 		LeaseDBPath: home + "/state/leases.db", MaxInstances: 3, DefaultTTL: 30 * time.Minute, MaxTTL: 2 * time.Hour,
 		SweeperInterval: time.Minute, Backend: "auto", Accel: "auto", LogFormat: "text", SessionID: "local", ImageDir: home + "/images",
-		Templates: true, TemplateCap: 20 << 30, SnapshotCap: 40 << 30,
+		Templates: true, PreparedTemplates: true, TemplateCap: 20 << 30, SnapshotCap: 40 << 30,
 		HyperV: HyperVSettings{SwitchName: "Default Switch", StorageDir: home + "/state/hyperv", SSHUser: "ubuntu", SSHPort: 22, BootTimeout: 3 * time.Minute},
 	}
 	if d := cmp.Diff(want, got); d != "" {
