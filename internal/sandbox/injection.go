@@ -198,8 +198,8 @@ func (s *Service) injectHost(l store.Lease, cfg config.Config, file string, vars
 		return err
 	}
 	defer root.Close()
-	at, name := path.Split(full)
-	dir, err := root.MakeAll(strings.TrimSuffix("./"+at, "/"))
+	name := path.Base(full)
+	dir, err := root.MakeAll(path.Dir(full))
 	if err != nil {
 		return err
 	}
