@@ -21,7 +21,7 @@ import (
 
 // templateContent is what makeTemplate makes ready, as part of the key: raise
 // the number when that changes.
-const templateContent = "2: agent, docker with the network " + defaultNetwork + " if the image has it, idle"
+const templateContent = "3: agent, docker with the image's container images and the network " + defaultNetwork + " if the image has it, idle"
 
 // How long a kind of VM boots after its template could not be made, so that not
 // every create pays for the same failure. A template that somebody asks for by

@@ -77,7 +77,7 @@ func orName(image string) string {
 
 // attemptLimit bounds one try to make a template.
 func (s *Service) attemptLimit(p preparation) time.Duration {
-	return s.boot + settleLimit + saveLimit + tryLimit + p.patience()
+	return s.boot + settleLimit + preloadLimit + saveLimit + tryLimit + p.patience()
 }
 
 // saveTemplate boots a VM, makes it ready, saves it into dir, and tries a clone
@@ -182,6 +182,9 @@ sync
 // and nothing tells of what was done for it.
 func (s *Service) makeReady(ctx context.Context, g *guest.Client, p preparation) (withDocker bool, err error) {
 	limit := settleLimit + p.patience()
+	if s.preloads(ctx, g) {
+		limit += preloadLimit
+	}
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, fault.New(fault.RuntimeNotReady, "the guest was not ready to be saved within %s", limit))
 	defer cancel()
 	if withDocker, err = hasDocker(ctx, g); err != nil {
@@ -189,6 +192,9 @@ func (s *Service) makeReady(ctx context.Context, g *guest.Client, p preparation)
 	}
 	if withDocker {
 		if err := s.waitDocker(ctx, g, dockerWait); err != nil {
+			return false, err
+		}
+		if err := s.waitPreloaded(ctx, g); err != nil {
 			return false, err
 		}
 		e := docker.NewEngine(g.DialContext)
