@@ -368,9 +368,14 @@ func watchBuild(ctx context.Context) func(guest.Output) {
 	}
 }
 
+// noSpace reports whether a build's output ends with a full disk.
+func noSpace(out string) bool {
+	return strings.Contains(strings.ToLower(out[max(0, len(out)-4096):]), "no space left on device")
+}
+
 // buildFault is why docker build failed.
 func (b *build) buildFault(ctx context.Context, res *CommandResult) error {
-	full := strings.Contains(res.Stderr, "no space left on device") || strings.Contains(res.Stdout, "no space left on device") || strings.Contains(res.Stderr, "No space left on device")
+	full := noSpace(res.Stdout) || noSpace(res.Stderr)
 	if full {
 		e := b.failed(fault.InsufficientDisk, res, "the build filled the VM's disk")
 		// What a failed build leaves must not keep the VM from working.
