@@ -419,3 +419,57 @@ func TestWarmPool(t *testing.T) {
 	}
 	st.ready(t, 0)
 }
+
+// TestDamageUnderAReadyVM: whatever happens to a template while a VM of the pool
+// waits in it, the next create gets one that works, and the one that waited is
+// not handed out.
+func TestDamageUnderAReadyVM(t *testing.T) {
+	st := newState(t, "SANDBOX_IMAGE_DIR="+ownImages(t), "SANDBOX_WARM_POOL=1")
+	sv := st.start(t)
+	first := sv.create(t, minimal(st.workspace))
+	destroyAll(t, sv, first.InstanceID)
+	for _, c := range []struct {
+		what string
+		harm func(state string) error
+	}{
+		{"a byte of its memory changed", func(state string) error {
+			f, err := os.OpenFile(filepath.Join(state, "memory"), os.O_RDWR, 0)
+			if err != nil {
+				return err
+			}
+			b := make([]byte, 1)
+			_, err = f.ReadAt(b, 100<<20)
+			b[0] ^= 0x40
+			if err == nil {
+				_, err = f.WriteAt(b, 100<<20)
+			}
+			return errors.Join(err, f.Close())
+		}},
+		{"its memory cut short", func(state string) error { return os.Truncate(filepath.Join(state, "memory"), 1<<20) }},
+		{"its disk gone", func(state string) error { return os.Remove(filepath.Join(state, "disk.qcow2")) }},
+	} {
+		waits := st.ready(t, 1)[0].InstanceID
+		state := ""
+		for _, l := range st.templates(t).Templates {
+			if !l.Retired {
+				state = l.State
+			}
+		}
+		if state == "" {
+			t.Fatalf("%s: no template is in force", c.what)
+		}
+		if err := c.harm(state); err != nil {
+			t.Fatal(err)
+		}
+		res := sv.create(t, minimal(st.workspace))
+		t.Logf("%s: %s %v %v", c.what, res.StartKind, res.TimingsMS, res.Warnings)
+		if res.InstanceID == waits {
+			t.Errorf("%s: the VM that waited was handed out", c.what)
+		}
+		if out := sv.sh(t, res.InstanceID, "echo works"); out != "works" {
+			t.Errorf("%s: in the VM: %q", c.what, out)
+		}
+		destroyAll(t, sv, res.InstanceID)
+		await(t, time.Minute, func() bool { return st.qemuPID(waits) == 0 && st.supervisorPID(waits) == 0 })
+	}
+}
