@@ -41,13 +41,14 @@ type Image struct {
 }
 
 // Age is the time since it was built, as its label or else the engine says;
-// never negative.
-func (i Image) Age(now time.Time) time.Duration {
+// never negative. ok is false where neither does.
+func (i Image) Age(now time.Time) (age time.Duration, ok bool) {
 	built, err := time.Parse(time.RFC3339, i.Labels[LabelTime])
 	if err != nil {
 		built = i.Created
 	}
-	return max(0, now.Sub(built))
+	// The engine gives the year 1 to an image without a time.
+	return max(0, now.Sub(built)), built.Year() > 1
 }
 
 // Checks says what is compared.
@@ -95,7 +96,7 @@ func Judge(img Image, s State, c Checks, now time.Time) (reasons []string) {
 		differs(s.Dockerfile, l[LabelDockerfile], "", DockerfileChanged)
 	}
 	differs(s.Content, l[LabelContent], "", ContentChanged)
-	if img.Age(now) >= c.MaxAge {
+	if age, ok := img.Age(now); !ok || age >= c.MaxAge {
 		reasons = append(reasons, ImageTooOld)
 	}
 	if c.Dirty && s.Dirty != nil && *s.Dirty {

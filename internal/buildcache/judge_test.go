@@ -113,6 +113,7 @@ func TestDecide(t *testing.T) {
 		{name: "prebuilt, disabled", cfg: func(b *config.BuildConfig) { b.Prebuilt.Validation = "disabled" }, s: noGit(), tagged: foreign(LabelContent + "=content"), want: "build"},
 		{name: "prebuilt, not enabled", cfg: func(b *config.BuildConfig) { b.Prebuilt.Enabled = false }, s: noGit(), tagged: foreign(LabelContent + "=content"), want: "build"},
 		{name: "prebuilt, old", cfg: func(b *config.BuildConfig) { b.Prebuilt.StalenessCheck.CheckAgeThreshold = time.Minute }, s: noGit(), tagged: foreign(LabelContent + "=content"), want: "build", reason: ImageTooOld},
+		{name: "prebuilt, of no age", s: noGit(), tagged: &Image{ID: "x", Labels: map[string]string{LabelContent: "content"}}, want: "build", reason: ImageTooOld},
 		{name: "prebuilt, old, warn", cfg: func(b *config.BuildConfig) {
 			b.Prebuilt.StalenessCheck.CheckAgeThreshold, b.Prebuilt.StalenessCheck.OnStale = time.Minute, "warn"
 		}, s: noGit(), tagged: foreign(LabelContent + "=content"), want: "reuse", reason: ImageTooOld, warns: true},

@@ -60,7 +60,7 @@ type ImageMetadata struct {
 	GitBranch        *string           `json:"git_branch"`
 	BuildTimestamp   *string           `json:"build_timestamp"`
 	DependenciesHash *string           `json:"dependencies_hash"`
-	AgeHours         float64           `json:"age_hours"`
+	AgeHours         *float64          `json:"age_hours"`
 	Labels           map[string]string `json:"labels"`
 }
 

@@ -98,7 +98,11 @@ func imageMetadata(name string, img *buildcache.Image, now time.Time) *ImageMeta
 	m := &ImageMetadata{
 		ImageName: name, ImageID: img.ID, GitCommit: label(buildcache.LabelCommit), GitBranch: label(buildcache.LabelBranch),
 		BuildTimestamp: label(buildcache.LabelTime), DependenciesHash: label(buildcache.LabelDependencies),
-		AgeHours: math.Round(img.Age(now).Hours()*1000) / 1000, Labels: map[string]string{},
+		Labels: map[string]string{},
+	}
+	if age, ok := img.Age(now); ok {
+		hours := math.Round(age.Hours()*1000) / 1000
+		m.AgeHours = &hours
 	}
 	for _, k := range slices.Sorted(maps.Keys(img.Labels)) {
 		if len(m.Labels) == maxLabels {
