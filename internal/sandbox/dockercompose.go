@@ -19,8 +19,9 @@ const (
 	defaultComposeTimeout = 30 * time.Minute
 	composeConfigWithin   = 2 * time.Minute
 	// composeDir is where the file that joins a project to the instance's
-	// network lives in the guest while Compose reads it.
-	composeDir = "/run/sandboxforge/compose"
+	// network lives in the guest while Compose reads it; the guest's user must
+	// reach it.
+	composeDir = "/run/sandboxforge-compose"
 )
 
 var composeActions = []string{"up", "down", "ps", "logs", "pull", "build", "restart", "stop", "exec"}

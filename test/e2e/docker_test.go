@@ -314,7 +314,7 @@ networks:
 	sv.must(t, "docker_compose", obj{"instance_id": id, "project_dir": "shop", "action": "stop", "services": []string{"front"}}, &r)
 	sv.must(t, "docker_compose", obj{"instance_id": id, "project_dir": "shop", "action": "restart", "services": []string{"front"}}, &r)
 	sv.must(t, "docker_compose", obj{"instance_id": id, "project_dir": "shop", "action": "down"}, &r)
-	if out := sv.script(t, id, "docker ps -aq -f label=com.docker.compose.project=shop; ls /run/sandboxforge/compose"); out != "" {
+	if out := sv.script(t, id, "docker ps -aq -f label=com.docker.compose.project=shop; ls /run/sandboxforge-compose"); out != "" {
 		t.Errorf("left after down: %s", out)
 	}
 }
