@@ -1,7 +1,8 @@
-// Package examples carries the sample workspace inside the executable, so that
-// the demo runs from wherever the binaries are. It knows nothing else.
+// Package examples carries the demo's workspace inside the executable, so that
+// the demo runs from wherever the binaries are. It knows nothing else. The
+// larger example, sample-workspace, is for reading and for tests.
 //
-//	err := os.CopyFS(dir, examples.SampleWorkspace())
+//	err := os.CopyFS(dir, examples.Logreport())
 package examples
 
 import (
@@ -9,14 +10,14 @@ import (
 	"io/fs"
 )
 
-//go:embed all:sample-workspace
+//go:embed all:logreport
 var files embed.FS
 
-// SampleWorkspace is the tree of examples/sample-workspace. Embedding loses
-// the executable bits: whoever writes the tree out restores them for files
-// that start with "#!".
-func SampleWorkspace() fs.FS {
-	sub, err := fs.Sub(files, "sample-workspace")
+// Logreport is the tree of examples/logreport. Embedding loses the executable
+// bits: whoever writes the tree out restores them for files that start with
+// "#!".
+func Logreport() fs.FS {
+	sub, err := fs.Sub(files, "logreport")
 	if err != nil {
 		panic(err) // only for an invalid path, and this one is constant
 	}

@@ -17,7 +17,7 @@ import (
 func workspace(t *testing.T) string {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "w")
-	if err := os.CopyFS(dir, SampleWorkspace()); err != nil {
+	if err := os.CopyFS(dir, Logreport()); err != nil {
 		t.Fatal(err)
 	}
 	return dir
@@ -72,7 +72,7 @@ func TestSampleNoticesAMistake(t *testing.T) {
 
 func TestReadmeShowsWhatTheProgramPrints(t *testing.T) {
 	dir := workspace(t)
-	readme, err := fs.ReadFile(SampleWorkspace(), "README.md")
+	readme, err := fs.ReadFile(Logreport(), "README.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -85,13 +85,23 @@ func TestReadmeShowsWhatTheProgramPrints(t *testing.T) {
 	}
 }
 
-func TestSampleConfigurationIsValid(t *testing.T) {
+func TestConfigurationsAreValid(t *testing.T) {
 	home := t.TempDir()
-	r := config.Load(config.Input{UserHome: home, ConfigHome: home, WorkspaceRoot: workspace(t), Backend: "qemu"})
-	if !r.Valid() || len(r.Diagnostics) != 0 {
-		t.Fatalf("%v", r.Diagnostics)
+	load := func(root string) config.Config {
+		r := config.Load(config.Input{UserHome: home, ConfigHome: home, WorkspaceRoot: root, Backend: "qemu"})
+		if !r.Valid() || len(r.Diagnostics) != 0 {
+			t.Fatalf("%s: %v", root, r.Diagnostics)
+		}
+		return r.Config
 	}
-	if r.Config.VM.MemoryGiB != 1 || r.Config.Infra.IncludeServicesByDefault {
-		t.Errorf("the file was not read: %+v", r.Config.VM)
+	if c := load(workspace(t)); c.VM.MemoryGiB != 1 || c.Infra.IncludeServicesByDefault {
+		t.Errorf("logreport's file was not read: %+v", c.VM)
+	}
+	sample, err := filepath.Abs("sample-workspace")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c := load(sample); !c.Infra.MySQL.Enabled || !c.Infra.Redis.Enabled || c.Infra.Postgres.Enabled || c.Infra.MySQL.Database != "links" {
+		t.Errorf("the sample's file was not read: %+v", c.Infra)
 	}
 }

@@ -38,7 +38,7 @@ func newWorkspace(dir string, now time.Time) (string, error) {
 	if err != nil {
 		return fail(err)
 	}
-	if err := writeTree(root, examples.SampleWorkspace()); err != nil {
+	if err := writeTree(root, examples.Logreport()); err != nil {
 		os.RemoveAll(root)
 		return fail(err)
 	}

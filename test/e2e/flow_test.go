@@ -50,7 +50,7 @@ func TestMainJob(t *testing.T) {
 	}
 }
 
-// TestDockerOffline runs what the sample's README promises: an image built
+// TestDockerOffline runs what logreport's README promises: an image built
 // FROM scratch without any registry, and a container of it.
 func TestDockerOffline(t *testing.T) {
 	sv, inst := shared(t)

@@ -82,7 +82,7 @@ func shared(t testing.TB) (*server, *sandbox.CreateInstanceResult) {
 		if st, v.err = makeState(); v.err != nil {
 			return
 		}
-		if v.err = os.CopyFS(st.workspace, os.DirFS(repo+"/examples/sample-workspace")); v.err != nil {
+		if v.err = os.CopyFS(st.workspace, os.DirFS(repo+"/examples/logreport")); v.err != nil {
 			return
 		}
 		if v.sv, v.err = st.startServer(); v.err != nil {
@@ -104,11 +104,17 @@ func shared(t testing.TB) (*server, *sandbox.CreateInstanceResult) {
 	return v.sv, &v.res
 }
 
+// closers end what tests share besides that VM.
+var closers []func() error
+
 func closeShared() error {
-	v := &sharedVM
-	if v.sv == nil {
-		return nil
+	var errs []error
+	for _, f := range closers {
+		errs = append(errs, f())
 	}
-	v.sv.session.Close()
-	return v.sv.close()
+	if v := &sharedVM; v.sv != nil {
+		v.sv.session.Close()
+		errs = append(errs, v.sv.close())
+	}
+	return errors.Join(errs...)
 }
