@@ -3,6 +3,7 @@ package guest
 import (
 	"context"
 	"errors"
+	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -25,7 +26,7 @@ func Proxy(rt http.RoundTripper, log *slog.Logger) http.Handler {
 			r.SetURL(target)
 			r.Out.Host = "guest"
 		},
-		Transport:     rt,
+		Transport:     endsWithAnswer{rt},
 		FlushInterval: -1,
 		ErrorLog:      slog.NewLogLogger(log.Handler(), slog.LevelDebug),
 		ErrorHandler: func(w http.ResponseWriter, r *http.Request, err error) {
@@ -47,8 +48,35 @@ func Proxy(rt http.RoundTripper, log *slog.Logger) http.Handler {
 		if hasNoBody(r) {
 			r.Body = http.NoBody
 		}
-		proxy.ServeHTTP(w, r)
+		proxy.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), requestBody{}, r.Body)))
 	})
+}
+
+// endsWithAnswer ends a request when its answer has ended. The reverse proxy
+// shields the request's body from being closed, and then waits for a reader of
+// it that nothing wakes: a connection whose far end was closed first would seem
+// to stay open.
+type endsWithAnswer struct{ rt http.RoundTripper }
+
+// requestBody is the key of the body as it came in.
+type requestBody struct{}
+
+func (e endsWithAnswer) RoundTrip(r *http.Request) (*http.Response, error) {
+	resp, err := e.rt.RoundTrip(r)
+	if in, ok := r.Context().Value(requestBody{}).(io.Closer); ok && err == nil {
+		resp.Body = &answer{resp.Body, in}
+	}
+	return resp, err
+}
+
+type answer struct {
+	io.ReadCloser
+	request io.Closer
+}
+
+func (a *answer) Close() error {
+	a.request.Close() //nolint:errcheck // whoever reads it is told
+	return a.ReadCloser.Close()
 }
 
 func hasNoBody(r *http.Request) bool { return r.ContentLength == 0 && r.Method == http.MethodGet }
