@@ -1,8 +1,9 @@
 // Package standin makes container images for tests that stand in for the
 // official ones of MySQL, Redis and PostgreSQL: real servers from Debian's
 // packages, in an archive as docker save writes it, with entrypoints that honour
-// the same variables. They need no registry. Nothing that is shipped uses this
-// package.
+// the same variables. One stands in for Debian's own, with the packages that the
+// sample workspace's Dockerfile would install. They need no registry. Nothing
+// that is shipped uses this package.
 //
 //	file, err := standin.Archive(ctx, dir, "mysql")
 package standin
@@ -13,7 +14,9 @@ import (
 	"embed"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -40,7 +43,7 @@ type recipe struct {
 	Volume     string
 	Env        []string
 	Port       string
-	Entrypoint string // content
+	Entrypoint string // content; without one it is a base image, whose user is root
 }
 
 const format = 1
@@ -72,6 +75,12 @@ var recipes = []recipe{
 		Env:    []string{"PGDATA=/var/lib/postgresql/data"},
 		Volume: "/var/lib/postgresql/data", Port: "5432/tcp",
 	},
+	{
+		Name: "python", Reference: "debian:trixie-slim", Packages: []string{"python3", "python3-pymysql", "python3-redis", "python3-cryptography"},
+		Keep: []string{"usr/bin/python3", "usr/bin/python3.13", "usr/lib/python3.13/", "usr/lib/python3/dist-packages/",
+			"usr/lib/x86_64-linux-gnu/ossl-modules/", "usr/lib/aarch64-linux-gnu/ossl-modules/"}, // loaded by name
+		Drop: []string{"usr/lib/python3.13/idlelib/", "usr/lib/python3.13/pydoc_data/", "usr/lib/python3.13/test/", "usr/lib/python3.13/turtledemo/"},
+	},
 }
 
 // Names lists the images there are, with the references of those they stand in
@@ -93,11 +102,11 @@ func Archive(ctx context.Context, dir, name string) (string, error) {
 		return "", fmt.Errorf("there is no stand-in called %s", name)
 	}
 	r := recipes[i]
-	script, err := files.ReadFile("files/" + name + ".sh")
-	if err != nil {
+	if script, err := files.ReadFile("files/" + name + ".sh"); err == nil {
+		r.Entrypoint = string(script)
+	} else if !errors.Is(err, fs.ErrNotExist) {
 		return "", err
 	}
-	r.Entrypoint = string(script)
 	r.Packages = append([]string{"dash", "coreutils", "hostname", "libc-bin"}, r.Packages...)
 	r.Keep = append(slices.Clone(shell), r.Keep...)
 	text, err := json.Marshal([]any{format, runtime.GOARCH, r})

@@ -74,15 +74,18 @@ func (r recipe) write(packages, target string) error {
 		return err
 	}
 	diff := "sha256:" + hex.EncodeToString(sum.Sum(nil))
+	run := map[string]any{
+		"Env": append([]string{"PATH=/usr/lib/postgresql/17/bin:/usr/sbin:/usr/bin", "HOME=/tmp"}, r.Env...), "WorkingDir": "/",
+		"Labels": map[string]string{"sandboxforge.standin": r.Name},
+	}
+	if r.Entrypoint == "" {
+		run["Cmd"] = []string{"/bin/sh"}
+	} else {
+		run["User"], run["Entrypoint"] = fmt.Sprintf("%d:%d", user, user), []string{"/entrypoint"}
+		run["Volumes"], run["ExposedPorts"] = map[string]any{r.Volume: struct{}{}}, map[string]any{r.Port: struct{}{}}
+	}
 	config, err := json.Marshal(map[string]any{
-		"architecture": runtime.GOARCH, "os": "linux", "created": stamp.Format(time.RFC3339),
-		"config": map[string]any{
-			"User":       fmt.Sprintf("%d:%d", user, user),
-			"Env":        append([]string{"PATH=/usr/lib/postgresql/17/bin:/usr/sbin:/usr/bin", "HOME=/tmp"}, r.Env...),
-			"Entrypoint": []string{"/entrypoint"}, "WorkingDir": "/",
-			"Volumes": map[string]any{r.Volume: struct{}{}}, "ExposedPorts": map[string]any{r.Port: struct{}{}},
-			"Labels": map[string]string{"sandboxforge.standin": r.Name},
-		},
+		"architecture": runtime.GOARCH, "os": "linux", "created": stamp.Format(time.RFC3339), "config": run,
 		"rootfs":  map[string]any{"type": "layers", "diff_ids": []string{diff}},
 		"history": []any{map[string]any{"created": stamp.Format(time.RFC3339), "created_by": "stand-in for tests"}},
 	})
@@ -257,12 +260,18 @@ func (r recipe) layer(packages string, keep map[string]bool, out io.Writer) erro
 			return err
 		}
 	}
+	name, id, group := r.Name, user, r.Name
+	if r.Entrypoint == "" {
+		name, id, group = "nobody", 65534, "nogroup"
+	}
 	err := errors.Join(
-		write("etc/passwd", fmt.Sprintf("root:x:0:0:root:/root:/bin/sh\n%s:x:%d:%d::/tmp:/bin/sh\n", r.Name, user, user), 0o644),
-		write("etc/group", fmt.Sprintf("root:x:0:\n%s:x:%d:\n", r.Name, user), 0o644),
-		write("entrypoint", r.Entrypoint, 0o755),
+		write("etc/passwd", fmt.Sprintf("root:x:0:0:root:/root:/bin/sh\n%s:x:%d:%d::/tmp:/bin/sh\n", name, id, id), 0o644),
+		write("etc/group", fmt.Sprintf("root:x:0:\n%s:x:%d:\n", group, id), 0o644),
 		link("usr/bin/sh", "dash"),
 	)
+	if err == nil && r.Entrypoint != "" {
+		err = write("entrypoint", r.Entrypoint, 0o755)
+	}
 	if err != nil {
 		return err
 	}
