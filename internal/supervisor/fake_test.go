@@ -56,11 +56,12 @@ type fakeBackend struct {
 	BootDelay    time.Duration // before the agent answers
 	HelloVersion uint32        // what the supervisor says
 	StartError   string
-	GrowRoot     bool   // the disk is larger than the file system
-	BadIdentity  bool   // SetIdentity fails
-	StopHangs    bool   // Stop with grace does not succeed
-	Stumbles     bool   // Info fails once after a save
-	Trace        string // file to which events are appended
+	GrowRoot     bool          // the disk is larger than the file system
+	BadIdentity  bool          // SetIdentity fails
+	StopHangs    bool          // Stop with grace does not succeed
+	Stumbles     bool          // Info fails once after a save
+	SaveWork     time.Duration // what a save takes after the VM has ended
+	Trace        string        // file to which events are appended
 
 	starts atomic.Int32
 }
@@ -181,6 +182,7 @@ func (m *fakeMachine) Save(_ context.Context, dir string, o backend.SaveOptions)
 	m.stumble.Store(m.b.Stumbles)
 	if o.End {
 		m.end("stopped", "")
+		time.Sleep(m.b.SaveWork) // a slow disk
 	}
 	return backend.SavedState{Dir: dir, Pause: time.Millisecond}, nil
 }

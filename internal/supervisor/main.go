@@ -187,6 +187,7 @@ func mainRun(spec string) int {
 	}()
 	time.AfterFunc(10*time.Second, trimMemory)
 	s.run()
+	s.awaitSave()
 	v.close()
 	return 0
 }

@@ -149,6 +149,13 @@ func (s *supervisor) save(ctx context.Context, dir string, end bool) (backend.Sa
 	return saved, err
 }
 
+// awaitSave returns when no save is under way: one whose VM has ended still
+// writes, and its caller must get the answer.
+func (s *supervisor) awaitSave() {
+	s.saving.Lock()
+	s.saving.Unlock()
+}
+
 // relink opens the agent link of a VM that goes on, and waits a while for it:
 // whoever was held back at the gate should find it.
 func (s *supervisor) relink(m backend.Machine) {

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"sandboxforge/internal/backend"
 	"sandboxforge/internal/fault"
@@ -50,6 +51,18 @@ func TestSaveThatEnds(t *testing.T) {
 	if end := awaitEnd(t, o); end.Reason != "stopped" {
 		t.Errorf("%+v", end)
 	}
+}
+
+// TestSaveThatEndsSlowly: a save that is written long after its VM has ended
+// answers its caller all the same, before the supervisor is gone.
+func TestSaveThatEndsSlowly(t *testing.T) {
+	o := testOptions(t, &fakeBackend{SaveWork: linger + time.Second})
+	c := launch(t, o)
+	dir := filepath.Join(t.TempDir(), "state")
+	if st, err := c.Save(testContext(t), dir, true); err != nil || st.Dir != dir {
+		t.Fatalf("%+v, %v", st, err)
+	}
+	awaitEnd(t, o)
 }
 
 // TestSaveOfWhatStops: a VM that is being taken down is not frozen for a save.
