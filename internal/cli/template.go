@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -65,7 +66,11 @@ func templateListCommand(env *Env) *cobra.Command {
 
 func templateRow(i sandbox.TemplateInfo, now time.Time) []string {
 	ago := func(t time.Time) string { return ui.Age(max(0, now.Sub(t))) }
-	row := []string{shortKey(i.Key), i.Image, fmt.Sprint(i.CPUs), ui.Bytes(i.MemoryMiB << 20), ago(i.Created), ago(i.LastUsed) + " ago", ui.Bytes(i.Bytes), fmt.Sprint(i.InUse)}
+	image := i.Image
+	if len(i.Services) > 0 {
+		image += " + " + strings.Join(i.Services, ", ")
+	}
+	row := []string{shortKey(i.Key), image, fmt.Sprint(i.CPUs), ui.Bytes(i.MemoryMiB << 20), ago(i.Created), ago(i.LastUsed) + " ago", ui.Bytes(i.Bytes), fmt.Sprint(i.InUse)}
 	if i.Retired {
 		// Nothing is known of it but that VMs still need its files.
 		row[1], row[2], row[3], row[5] = "(retired)", "", "", ""
@@ -118,7 +123,11 @@ func imageWarmCommand(env *Env) *cobra.Command {
 		Long: `Boot a VM, let it come to rest and save it as the template in which later VMs of
 its kind begin. Without this the first VM of its kind makes it, and takes as long
 as a boot. Image, processors, memory and disk are the operator's defaults unless
-given; a VM of other ones has a template of its own.`,
+given; a VM of other ones has a template of its own.
+
+Where the configuration (see --workspace) has services, MySQL for example, the
+template in which they run is made too: the first run fetches and sets up their
+images, and later VMs have them answering when they are created.`,
 		Args: noArgs,
 		RunE: interruptible(func(ctx context.Context, _ []string) error {
 			if r.WorkspaceRoot != "" {
@@ -139,6 +148,9 @@ given; a VM of other ones has a template of its own.`,
 				}
 				t := res.Template
 				what := fmt.Sprintf("template %s of image %s (%s, %s)", shortKey(t.Key), t.Image, count(t.CPUs, "CPU"), ui.Bytes(t.MemoryMiB<<20))
+				if len(t.Services) > 0 {
+					what += " with " + strings.Join(t.Services, ", ") + " running"
+				}
 				if res.Made {
 					fmt.Fprintf(env.Stdout, "made %s in %s: %s on the disk\n", what, ui.Duration(time.Duration(res.DurationMS)*time.Millisecond), ui.Bytes(t.Bytes))
 				} else {

@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
-	"slices"
 	"sync"
 	"time"
 
@@ -101,7 +99,7 @@ func (s *Service) prepare(ctx context.Context, l store.Lease, g *guest.Client, r
 	if r.WaitForReady {
 		patience = dockerWait
 	}
-	dockerErr = s.waitDocker(work, g, patience)
+	dockerErr = s.installAndWait(work, l, g, res.Config, patience, r.WaitForReady)
 	waited := s.now().Sub(t).Milliseconds()
 	wg.Wait()
 	out.TimingsMS["docker"] = waited
@@ -134,6 +132,9 @@ func (s *Service) prepare(ctx context.Context, l store.Lease, g *guest.Client, r
 		return nil, err
 	}
 	out.TimingsMS["total"] = s.now().Sub(began).Milliseconds()
+	if out.servicesReady() {
+		s.keepPrepared(l, res)
+	}
 	return out, nil
 }
 
@@ -174,15 +175,33 @@ func (s *Service) prepareDocker(ctx context.Context, l store.Lease, g *guest.Cli
 	if err := s.prepareServices(ctx, l, g, e, cfg, r, out); err != nil {
 		return err
 	}
-	for _, name := range slices.Sorted(maps.Keys(out.Services)) {
-		if !out.ServiceReadiness[name].Ready {
-			return nil
+	return nil
+}
+
+// servicesReady reports whether there are services, and all of them answer.
+func (r *PrepareWorkspaceResult) servicesReady() bool {
+	for name := range r.Services {
+		if !r.ServiceReadiness[name].Ready {
+			return false
 		}
 	}
-	if len(out.Services) > 0 {
-		s.keepPrepared(l, cfg)
+	return len(r.Services) > 0
+}
+
+// installAndWait returns when Docker answers in the guest, which gets one if it
+// has none. Whoever does not wait for readiness waits no longer than patience for
+// that either.
+func (s *Service) installAndWait(ctx context.Context, l store.Lease, g *guest.Client, cfg config.Config, patience time.Duration, all bool) error {
+	install, cancel := ctx, context.CancelFunc(func() {})
+	if !all {
+		install, cancel = context.WithTimeout(ctx, patience)
 	}
-	return nil
+	err := s.ensureDocker(install, l, g, cfg)
+	cancel()
+	if err != nil {
+		return err
+	}
+	return s.waitDocker(ctx, g, patience)
 }
 
 // waitDocker returns when Docker answers in the guest. A guest without Docker
@@ -195,6 +214,7 @@ func (s *Service) waitDocker(ctx context.Context, g *guest.Client, patience time
 	if has, err := hasDocker(wait, g); err == nil && !has {
 		return fault.New(fault.RuntimeNotReady, "this guest has no Docker").
 			Because("its image was built from a recipe without Docker").
+			Next("call prepare_workspace, which installs it where it can").
 			Next("set vm.image to an image with Docker (the default one), or pass auto_bootstrap: false")
 	}
 	began := time.Now()

@@ -1,9 +1,11 @@
 package sandbox
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"encoding/json"
 	"fmt"
 	"strings"
 	"time"
@@ -113,14 +115,19 @@ func (s *Service) preparedOrigin(ctx context.Context, sel Selected, spec backend
 }
 
 // keepPrepared has the prepared template of l's configuration made in the
-// background, unless it is there: the services of cfg have just run in l.
-func (s *Service) keepPrepared(l store.Lease, cfg config.Config) {
+// background, unless it is there: the services of res have just run in l. A
+// configuration that somebody changes while its VM lives is not settled enough
+// for that.
+func (s *Service) keepPrepared(l store.Lease, res *config.Resolved) {
+	if tree, err := json.Marshal(res.Tree); err != nil || !bytes.Equal(tree, l.Config) {
+		return
+	}
 	sel, ok := s.selection.peek()
 	if !ok || !s.settings.PreparedTemplates || sel.Backend.Name() != l.Backend {
 		return
 	}
 	st := s.templateStore(sel)
-	p, err := preparationOf(cfg)
+	p, err := preparationOf(res.Config)
 	if st == nil || err != nil || p.empty() {
 		return
 	}
