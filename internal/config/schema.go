@@ -108,7 +108,7 @@ var schema = []Key{
 	{Path: "vm.image", Kind: Text, Allowed: "the name of a built image: letters, digits, _ . and -", Only: "qemu", check: checkPattern(imageName),
 		Doc: "Name of a built guest image (see `sandboxforge image list`); the default recipe if absent.", target: func(c *Config) any { return &c.VM.Image }},
 
-	toggle("docker.install_if_missing", true, "Install Docker in a guest that has none.", func(c *Config) *bool { return &c.Docker.InstallIfMissing }),
+	toggle("docker.install_if_missing", true, "Where a guest has no Docker, prepare_workspace installs it with the guest's own apt-get: that takes systemd in the guest and its distribution's mirror. Otherwise, and with false, it is RUNTIME_NOT_READY.", func(c *Config) *bool { return &c.Docker.InstallIfMissing }),
 
 	toggle("build.enable_buildkit", true, "Build with BuildKit; false: with the classic builder.", func(c *Config) *bool { return &c.Build.EnableBuildkit }),
 	positive("build.min_free_gib", 3, "Free disk in GiB that a build needs in the guest. With less, images without a name and unused build cache are removed first; if that is not enough the build is refused (INSUFFICIENT_DISK).", func(c *Config) *float64 { return &c.Build.MinFreeGiB }),
