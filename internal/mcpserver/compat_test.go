@@ -3,6 +3,8 @@ package mcpserver
 import (
 	"encoding/json"
 	"fmt"
+	"os"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
@@ -236,6 +238,35 @@ func TestNoToolIsForgotten(t *testing.T) {
 	slices.Sort(have)
 	if d := cmp.Diff(known, have); d != "" {
 		t.Errorf("tools (-known +now):\n%s", d)
+	}
+}
+
+// TestReadmeListsEveryTool: README.md's table of tools is the catalog's.
+func TestReadmeListsEveryTool(t *testing.T) {
+	text, err := os.ReadFile(filepath.Join("..", "..", "README.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, section, ok := strings.Cut(string(text), "\n## Tools\n")
+	if !ok {
+		t.Fatal("README.md has no section Tools")
+	}
+	section, _, _ = strings.Cut(section, "\n## ")
+	var listed, have []string
+	for line := range strings.Lines(section) {
+		if cell, _, ok := strings.Cut(strings.TrimPrefix(line, "| "), " |"); ok && strings.HasPrefix(line, "| `") {
+			for _, name := range strings.Split(cell, ", ") {
+				listed = append(listed, strings.Trim(name, "`"))
+			}
+		}
+	}
+	for _, tool := range catalog() {
+		have = append(have, tool.spec.Name)
+	}
+	slices.Sort(listed)
+	slices.Sort(have)
+	if d := cmp.Diff(have, listed); d != "" {
+		t.Errorf("tools (-catalog +README.md):\n%s", d)
 	}
 }
 
