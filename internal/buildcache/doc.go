@@ -12,10 +12,10 @@
 //	key := buildcache.Input{Content: ctx.Hash, Dockerfile: file.Hash, …}.Key()
 //	decision := buildcache.Decide(cfg, state, …)
 //
-// The invariant: an image that docker_build made is reused only where the key
-// is the same, and the key covers every byte of the context that Docker would
-// send, .dockerignore, the Dockerfile, target, build arguments and the base
-// images that the engine has. Settings can only make reuse rarer. What a build
-// fetches from the network is not covered, as in Docker's own layer cache; the
-// age threshold bounds it.
+// The invariant: an image that docker_build made is reused only for the key that
+// it was made of, which the caller has on record. The key covers every byte of
+// the context that Docker would send, .dockerignore, the Dockerfile, target,
+// build arguments and the base images that the engine has. Settings can only
+// make reuse rarer. What a build fetches from the network is not covered, as in
+// Docker's own layer cache; the age threshold bounds it.
 package buildcache

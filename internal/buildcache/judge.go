@@ -38,6 +38,8 @@ type Image struct {
 	ID      string
 	Created time.Time
 	Labels  map[string]string
+	// Inherited: the labels are those of a build that did not make this image.
+	Inherited bool
 }
 
 // Age is the time since it was built, as its label or else the engine says;
@@ -193,7 +195,11 @@ func Validate(b config.BuildConfig, img *Image, s State, c Checks, now time.Time
 		return Verdict{Reasons: []string{ImageMissing}, Recommendation: st.OnMissing}
 	}
 	if img.Labels[LabelKey] != "" {
-		return conclude(Judge(*img, s, c, now), st.OnStale, st.OnDirtyWorkspace)
+		reasons := Judge(*img, s, c, now)
+		if img.Inherited {
+			reasons = append(reasons, NotProven)
+		}
+		return conclude(reasons, st.OnStale, st.OnDirtyWorkspace)
 	}
 	p := b.Prebuilt
 	onStale := p.StalenessCheck.OnStale

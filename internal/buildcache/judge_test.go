@@ -175,6 +175,8 @@ func TestNothingServesAnotherBuild(t *testing.T) {
 func TestValidate(t *testing.T) {
 	b := policy()
 	all := CacheChecks(b.StalenessDetection)
+	derived := built(clean(), 0)
+	derived.Inherited = true
 	other := clean()
 	other.Commit = strings.Repeat("b", 40)
 	for _, c := range []struct {
@@ -189,6 +191,7 @@ func TestValidate(t *testing.T) {
 		{"missing", nil, nil, clean(), all, []string{ImageMissing}, Build},
 		{"missing, fail", func(b *config.BuildConfig) { b.StalenessDetection.OnMissing = "fail" }, nil, clean(), all, []string{ImageMissing}, Fail},
 		{"fits", nil, ptr(built(clean(), 0)), clean(), all, nil, Reuse},
+		{"labels of another", nil, &derived, clean(), all, []string{NotProven}, Rebuild},
 		{"commit", nil, ptr(built(clean(), 0)), other, all, []string{CommitMismatch}, Rebuild},
 		{"commit, not asked", nil, ptr(built(clean(), 0)), other, Checks{MaxAge: time.Hour}, nil, Reuse},
 		{"no label", nil, foreign(), clean(), all, []string{CommitMissing, DependenciesMissing}, Rebuild},

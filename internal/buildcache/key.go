@@ -1,7 +1,14 @@
 package buildcache
 
+import "regexp"
+
 // keyVersion changes when the key covers more or is made differently.
 const keyVersion = "build 1"
+
+var keyForm = regexp.MustCompile(`^[0-9a-f]{64}$`)
+
+// IsKey reports whether s has the form of a key.
+func IsKey(s string) bool { return keyForm.MatchString(s) }
 
 // Base is an image that a Dockerfile needs.
 type Base struct {

@@ -16,7 +16,8 @@ type Build struct {
 	Args       map[string]string
 	Labels     map[string]string
 	NoCache    bool
-	Buildkit   bool // false: the classic builder
+	Buildkit   bool   // false: the classic builder
+	IDFile     string // gets the image's id, in the guest
 }
 
 // CommandLine is the argument list. The classic builder needs ClassicBuilder in the
@@ -30,6 +31,7 @@ func (b Build) CommandLine() []string {
 		args = append(args, "--no-cache")
 	}
 	args = append(args, "--file="+b.Dockerfile)
+	args = appendValue(args, "--iidfile", b.IDFile)
 	args = appendValue(args, "--target", b.Target)
 	args = appendList(args, "--tag", b.Tags)
 	args = appendPairs(args, "--build-arg", b.Args)

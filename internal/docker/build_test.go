@@ -15,8 +15,8 @@ func TestBuildCommandLine(t *testing.T) {
 	if got := b.CommandLine(); !slices.Equal(got, want) {
 		t.Errorf("%+v", got)
 	}
-	b = Build{Context: "/w", Dockerfile: "/d", NoCache: true}
-	if got := b.CommandLine(); !slices.Equal(got, []string{"build", "--no-cache", "--file=/d", "--", "/w"}) {
+	b = Build{Context: "/w", Dockerfile: "/d", NoCache: true, IDFile: "/i"}
+	if got := b.CommandLine(); !slices.Equal(got, []string{"build", "--no-cache", "--file=/d", "--iidfile=/i", "--", "/w"}) {
 		t.Errorf("%+v", got)
 	}
 }

@@ -135,9 +135,3 @@ func escapeReference(ref string) string {
 	}
 	return strings.Join(parts, "/")
 }
-
-// RemoveImage removes an image with all its names, also where a container that
-// does not run uses it. One that is not there is ErrNotFound.
-func (e *Engine) RemoveImage(ctx context.Context, id string) error {
-	return e.do(ctx, http.MethodDelete, "/images/"+escapeReference(id)+"?force=1", nil, nil)
-}

@@ -22,7 +22,7 @@ func catalogBuild() []*tool {
 		row(spec{
 			Name:  "validate_image",
 			Title: "Judge an image of a VM",
-			Description: "Says whether an image in the VM stands for the workspace as it is there now, by the labels that docker_build writes: valid, reasons (image_missing, git_commit_mismatch, git_commit_missing_in_image_labels, dependencies_changed, dependencies_hash_missing_in_image_labels, image_too_old, workspace_has_uncommitted_changes, dockerfile_changed, content_changed) and a recommendation: reuse, warn, rebuild, build (there is none) or fail, as the build.* configuration has it. " +
+			Description: "Says whether an image in the VM stands for the workspace as it is there now, by the labels that docker_build writes: valid, reasons (image_missing, git_commit_mismatch, git_commit_missing_in_image_labels, dependencies_changed, dependencies_hash_missing_in_image_labels, image_too_old, workspace_has_uncommitted_changes, dockerfile_changed, content_changed, not_proven_by_labels: the labels come from an image that this one was made of) and a recommendation: reuse, warn, rebuild, build (there is none) or fail, as the build.* configuration has it. " +
 				"checks replaces what the configuration compares. expected_image_tag is the name that docker_build would keep an image of this state under. It changes nothing; docker_build judges by itself, so calling this first is not needed." + needsDocker,
 			hints: hints{readOnly: true, idempotent: true},
 			rules: rules{

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"path"
 	"regexp"
 	"slices"
 	"strconv"
@@ -117,6 +118,7 @@ func (b *build) run(ctx context.Context) (*DockerBuildResult, error) {
 		b.out.CachedImageTag = known(b.cachedTag)
 	}
 	if b.key == "" {
+		b.cachedTag, b.out.CachedImageTag = "", nil
 		b.warn("the image is not kept as a cached one, because files of the context could not be read: %s", clipText(b.tree.unreadable[0], 200))
 	}
 	if !r.NoCache {
@@ -140,15 +142,8 @@ func (b *build) warn(format string, args ...any) {
 func (b *build) reuse(ctx context.Context) (done bool, err error) {
 	var cached []buildcache.Image
 	if b.caching && b.key != "" {
-		list, err := b.engine.Images(ctx, buildcache.LabelKey+"="+b.key)
-		if err != nil {
-			return false, b.engineFault(ctx, "looking for a cached image", err)
-		}
-		for _, i := range list {
-			// The filter is the guest's; the label is what counts.
-			if i.Labels[buildcache.LabelKey] == b.key {
-				cached = append(cached, buildcache.Image{ID: i.ID, Created: i.Created, Labels: i.Labels})
-			}
+		if cached, err = b.recorded(ctx, b.key); err != nil {
+			return false, err
 		}
 	}
 	tagged, err := b.imageAt(ctx, b.request.ImageTag)
@@ -260,28 +255,27 @@ func (b *build) freeBytes(ctx context.Context) (int64, error) {
 }
 
 // make builds. A context that changed meanwhile is not what the key names: the
-// image is then built once more, without one, so that it never stands for the
-// context that it was not made of.
+// image is then not recorded, so that it never stands for a context that it was
+// not made of.
 func (b *build) make(ctx context.Context) error {
-	id, err := b.command(ctx, b.key)
-	if err != nil || b.key == "" {
+	if err := b.command(ctx); err != nil || b.key == "" {
 		return err
 	}
 	same, err := b.unchanged(ctx)
-	if err != nil || same {
+	if err != nil {
 		return err
 	}
-	b.warn("the context changed while it was built; the image may hold some of the files before and some after, and is not kept as a cached one")
-	b.cachedTag, b.out.CachedImageTag = "", nil
-	if _, err := b.command(ctx, ""); err != nil {
-		return err
+	if !same {
+		b.warn("the context changed while it was built; the image may hold some of the files before and some after, and is not reused")
+		b.out.CachedImageTag = nil
+		return nil
 	}
-	if id != b.out.ImageID {
-		if err := b.engine.RemoveImage(ctx, id); err != nil && !errors.Is(err, docker.ErrNotFound) {
-			return b.engineFault(ctx, "removing the image that was made of a changing context", err)
+	if b.cachedTag != "" {
+		if err := b.engine.TagImage(ctx, b.out.ImageID, b.cachedTag); err != nil {
+			return b.engineFault(ctx, "naming the image "+b.cachedTag, err)
 		}
 	}
-	return nil
+	return b.record(ctx, b.key, b.out.ImageID)
 }
 
 // unchanged reports whether the context is still what the key names.
@@ -303,42 +297,57 @@ func (b *build) unchanged(ctx context.Context) (bool, error) {
 	return again.key(b.request, b.config.Build.EnableBuildkit, bases) == b.key, nil
 }
 
-// command runs the docker program and returns the id of the image it made.
-func (b *build) command(ctx context.Context, key string) (id string, err error) {
+// command runs the docker program.
+func (b *build) command(ctx context.Context) error {
 	r, t := b.request, b.tree
 	args := t.autoArgs(r.BuildArgs)
 	maps.Copy(args, r.BuildArgs)
 	c := docker.Build{
 		Context: t.context, Dockerfile: t.dockerfile, Tags: []string{r.ImageTag}, Target: r.Target, Args: args,
-		Labels: buildcache.Labels(t.state, key, r.Target, r.BuildArgs), NoCache: r.NoCache, Buildkit: b.config.Build.EnableBuildkit,
+		Labels: buildcache.Labels(t.state, b.key, r.Target, r.BuildArgs), NoCache: r.NoCache, Buildkit: b.config.Build.EnableBuildkit,
 	}
-	if b.cachedTag != "" && key != "" {
-		c.Tags = append(c.Tags, b.cachedTag)
-	}
+	dir, name := "/tmp", guest.NewID("sandboxforge-build-")
+	c.IDFile = path.Join(dir, name)
+	defer b.removeFile(ctx, dir, name)
 	run := dockerRun{tool: "docker_build", args: c.CommandLine(), cwd: t.context, timeout: b.timeout, watch: watchBuild(ctx)}
 	if !c.Buildkit {
 		run.env = docker.ClassicBuilder()
 	}
-	c.Labels = nil
+	file := c.IDFile
+	c.Labels, c.IDFile = nil, "" // what nobody asked for is not shown
 	run.shown = hideValues(c.CommandLine())
 	b.ran = true
 	res, err := b.dockerCall.run(ctx, run)
 	if err != nil {
-		return "", err
+		return err
 	}
 	b.out.CommandResult = *res
 	if res.ExitCode != 0 {
-		return "", b.buildFault(ctx, res)
+		return b.buildFault(ctx, res)
 	}
-	img, err := b.engine.Image(ctx, r.ImageTag)
+	// Not by its name, which may be another image's already.
+	id, err := b.guest.ReadFile(ctx, file, 1024)
+	if err != nil {
+		return b.s.guestFault(ctx, b.lease, "reading the id of the built image", err)
+	}
+	img, err := b.engine.Image(ctx, strings.TrimSpace(string(id)))
 	if errors.Is(err, docker.ErrNotFound) {
-		return "", b.failed(fault.DockerCommandFailed, res, "docker build ended without an error, and there is no image %s", r.ImageTag)
+		return b.failed(fault.DockerCommandFailed, res, "docker build ended without an error, and its image is gone")
 	}
 	if err != nil {
-		return "", b.engineFault(ctx, "looking for the built image", err)
+		return b.engineFault(ctx, "looking for the built image", err)
 	}
 	b.out.ImageID = img.ID
-	return img.ID, nil
+	return nil
+}
+
+// removeFile removes a file in the guest, also for a caller who has gone.
+func (d *dockerCall) removeFile(ctx context.Context, dir, name string) {
+	ctx, cancel := detached(ctx, answerWithin)
+	defer cancel()
+	if _, err := d.guest.Remove(ctx, dir, []string{name}, false); err != nil {
+		d.s.log.Debug("file in the guest not removed", "file", path.Join(dir, name), "error", err)
+	}
 }
 
 // hideValues takes the values of build arguments out of a command line, which
@@ -373,6 +382,14 @@ func noSpace(out string) bool {
 	return strings.Contains(strings.ToLower(out[max(0, len(out)-4096):]), "no space left on device")
 }
 
+// engineLost reports whether the docker program lost its engine: it may be back
+// before anybody can ask.
+func engineLost(out string) bool {
+	out = out[max(0, len(out)-4096):]
+	return strings.Contains(out, "code = Unavailable desc = error reading from server") || strings.Contains(out, "Cannot connect to the Docker daemon") ||
+		strings.Contains(out, "error during connect")
+}
+
 // buildFault is why docker build failed.
 func (b *build) buildFault(ctx context.Context, res *CommandResult) error {
 	full := noSpace(res.Stdout) || noSpace(res.Stderr)
@@ -390,7 +407,7 @@ func (b *build) buildFault(ctx context.Context, res *CommandResult) error {
 			Next("leave out in .dockerignore what the build does not need")
 	}
 	e := b.failed(fault.DockerCommandFailed, res, "docker build failed with exit code %d", res.ExitCode)
-	if err := b.engine.Ping(ctx); err != nil && ctx.Err() == nil {
+	if engineLost(res.Stderr) || b.engine.Ping(ctx) != nil && ctx.Err() == nil {
 		return e.Because("the Docker engine in the VM stopped during the build").
 			Next("call prepare_workspace with wait_for_ready=true, then docker_build again").
 			Next("look at `journalctl -u docker -n 50` with run_command")

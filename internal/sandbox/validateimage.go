@@ -59,6 +59,11 @@ func (s *Service) ValidateImage(ctx context.Context, r ValidateImageRequest) (*V
 			checks.MaxAge = time.Duration(min(*h*float64(time.Hour), float64(math.MaxInt64/2)))
 		}
 	}
+	if img != nil {
+		if img.Inherited, err = d.inherited(ctx, img); err != nil {
+			return nil, err
+		}
+	}
 	now := s.now()
 	verdict := buildcache.Validate(d.config.Build, img, t.state, checks, now)
 	if len(t.unreadable) > 0 {
@@ -80,6 +85,20 @@ func (d *dockerCall) imageAt(ctx context.Context, ref string) (*buildcache.Image
 		return nil, d.engineFault(ctx, "looking for the image "+ref, err)
 	}
 	return &buildcache.Image{ID: i.ID, Created: i.Created, Labels: i.Labels}, nil
+}
+
+// inherited reports whether an image has the label of a build that did not make
+// it.
+func (d *dockerCall) inherited(ctx context.Context, img *buildcache.Image) (bool, error) {
+	key := img.Labels[buildcache.LabelKey]
+	if key == "" {
+		return false, nil
+	}
+	if !buildcache.IsKey(key) {
+		return true, nil
+	}
+	ids, err := d.recordedIDs(ctx, key)
+	return !slices.Contains(ids, img.ID), err
 }
 
 // validation is a verdict as clients see it.
