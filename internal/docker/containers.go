@@ -103,6 +103,7 @@ type ContainerDetail struct {
 	Env       []string
 	Labels    map[string]string
 	Addresses map[string]string // network to IPv4 address
+	Fixed     map[string]string // network to the address that was asked for, also of a stopped one
 	Networks  []string
 }
 
@@ -131,7 +132,10 @@ func (e *Engine) Container(ctx context.Context, name string) (ContainerDetail, e
 			Labels map[string]string
 		}
 		NetworkSettings struct {
-			Networks map[string]struct{ IPAddress string }
+			Networks map[string]struct {
+				IPAddress  string
+				IPAMConfig struct{ IPv4Address string }
+			}
 		}
 	}
 	if err := e.do(ctx, http.MethodGet, "/containers/"+url.PathEscape(name)+"/json", nil, &r); err != nil {
@@ -140,7 +144,7 @@ func (e *Engine) Container(ctx context.Context, name string) (ContainerDetail, e
 	c := ContainerDetail{
 		ID: r.ID, Name: strings.TrimPrefix(r.Name, "/"), ImageID: r.Image, Image: r.Config.Image, Status: r.State.Status,
 		ExitCode: r.State.ExitCode, Error: r.State.Error, PID: r.State.Pid, TTY: r.Config.Tty, Env: r.Config.Env, Labels: r.Config.Labels,
-		Restarts: r.RestartCount, Addresses: map[string]string{},
+		Restarts: r.RestartCount, Addresses: map[string]string{}, Fixed: map[string]string{},
 	}
 	if r.State.StartedAt.Year() > 1 {
 		c.StartedAt = r.State.StartedAt
@@ -148,6 +152,7 @@ func (e *Engine) Container(ctx context.Context, name string) (ContainerDetail, e
 	for n, a := range r.NetworkSettings.Networks {
 		c.Networks = append(c.Networks, n)
 		c.Addresses[n] = a.IPAddress
+		c.Fixed[n] = a.IPAMConfig.IPv4Address
 	}
 	slices.Sort(c.Networks)
 	return c, nil

@@ -101,7 +101,7 @@ func TestInjectHost(t *testing.T) {
 func TestStripInjected(t *testing.T) {
 	rec := connectionRecord{
 		Env:   map[string]string{"PGPASSWORD": "generated-one", "DB_PASSWORD": "configured-one", "PGHOST": "db"},
-		Files: map[string][]string{".env": {"PGPASSWORD"}, "api/.env": {"PGHOST"}}, Secrets: []string{"PGPASSWORD"},
+		Files: map[string][]string{".env": {"PGPASSWORD"}, "api/.env": {"PGHOST"}}, Passwords: map[string]string{"lima-postgres-sandbox": "generated-one"},
 	}
 	text, err := json.Marshal(rec)
 	if err != nil {

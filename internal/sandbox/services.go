@@ -24,8 +24,9 @@ type connectionRecord struct {
 	Env map[string]string `json:"env,omitempty"`
 	// Files names the variables that files of the workspace have, by path.
 	Files map[string][]string `json:"files,omitempty"`
-	// Secrets names the variables whose values were generated.
-	Secrets []string `json:"secrets,omitempty"`
+	// Passwords is the generated ones, by container; they outlive the variables,
+	// as the containers do.
+	Passwords map[string]string `json:"passwords,omitempty"`
 }
 
 func connectionOf(l store.Lease) connectionRecord {
@@ -36,13 +37,7 @@ func connectionOf(l store.Lease) connectionRecord {
 
 // generated is the values that only the sandbox knows.
 func (c connectionRecord) generated() []string {
-	var list []string
-	for _, k := range c.Secrets {
-		if v := c.Env[k]; v != "" && !slices.Contains(list, v) {
-			list = append(list, v)
-		}
-	}
-	return list
+	return slices.Sorted(maps.Values(c.Passwords))
 }
 
 // prepareServices has the configured services run, waits until they answer, and
@@ -89,7 +84,8 @@ func (s *Service) prepareServices(ctx context.Context, l store.Lease, g *guest.C
 	}
 	out.TimingsMS["services"] = s.now().Sub(began).Milliseconds()
 
-	rec := connectionRecord{Env: map[string]string{}}
+	rec := connectionRecord{Env: map[string]string{}, Passwords: map[string]string{}}
+	maps.Copy(rec.Passwords, old.Passwords)
 	for i, run := range all {
 		if run.Status == services.StatusCreated || shall[i].Password == "" {
 			shall[i].Password = run.Password
@@ -99,14 +95,14 @@ func (s *Service) prepareServices(ctx context.Context, l store.Lease, g *guest.C
 		run.Password = shall[i].Password
 		for _, v := range run.Connection() {
 			rec.Env[v.Key] = v.Value
-			if run.HasPassword() && wanted[i].Password == "" && v.Value == run.Password {
-				rec.Secrets = append(rec.Secrets, v.Key)
-			}
+		}
+		if run.HasPassword() && wanted[i].Password == "" {
+			rec.Passwords[run.Container] = run.Password
 		}
 	}
 	out.ConnectionEnv = maps.Clone(rec.Env)
-	if len(rec.Secrets) > 0 {
-		if l, err = s.recordConnection(ctx, l, connectionRecord{Env: rec.Env, Files: old.Files, Secrets: rec.Secrets}); err != nil {
+	if len(rec.Passwords) > 0 {
+		if l, err = s.recordConnection(ctx, l, connectionRecord{Env: rec.Env, Files: old.Files, Passwords: rec.Passwords}); err != nil {
 			return err
 		}
 	}
@@ -159,11 +155,7 @@ func passwordsFor(l store.Lease, wanted []services.Service, old connectionRecord
 		if !w.HasPassword() || w.Password != "" {
 			continue
 		}
-		for _, v := range w.Connection() {
-			if strings.HasSuffix(v.Key, "PASSWORD") && list[i].Password == "" {
-				list[i].Password = old.Env[v.Key]
-			}
-		}
+		list[i].Password = old.Passwords[w.Container]
 		if list[i].Password == "" && specOf(l).VM.From != "" && l.ParentSnapshot == "" {
 			list[i] = services.Known{Password: services.NewPassword(), Fresh: true}
 		}

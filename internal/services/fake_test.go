@@ -187,6 +187,14 @@ func (f *fakeDocker) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		var code int
 		fmt.Sscan(f.execs[p[1]][0], &code)
 		reply(map[string]any{"ExitCode": code})
+	case p[0] == "containers" && len(p) == 2:
+		list := []any{}
+		for _, c := range f.containers {
+			if c.Labels[labelService] != "" && strings.Contains(r.URL.Query().Get("filters"), labelService+"="+c.Labels[labelService]) {
+				list = append(list, map[string]any{"Id": "id-" + c.address})
+			}
+		}
+		reply(list)
 	case p[0] == "containers":
 		c := f.container(p[1])
 		if c == nil {
@@ -197,7 +205,7 @@ func (f *fakeDocker) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		case "json":
 			nets := map[string]any{}
 			for n, a := range c.Networks {
-				nets[n] = map[string]string{"IPAddress": a}
+				nets[n] = map[string]any{"IPAddress": a, "IPAMConfig": map[string]string{"IPv4Address": a}}
 			}
 			reply(map[string]any{
 				"Id": "id-" + c.address, "Name": "/" + c.Name, "Image": c.Image, "RestartCount": c.Restarts,

@@ -173,19 +173,57 @@ func (p Place) image(ctx context.Context, s Service) (docker.Image, error) {
 
 func (p Place) create(ctx context.Context, configured, s Service, img docker.Image) error {
 	p.report("%s: making the container %s", s.Name, s.Container)
-	_, err := p.Engine.CreateContainer(ctx, docker.NewContainer{
-		Name: s.Container, Image: s.Image, Env: s.Env(), Network: p.Network.Name, Address: p.Network.Fixed(s.kind.index()), Restart: true,
+	address, err := p.address(ctx, s)
+	if err != nil {
+		return err
+	}
+	_, err = p.Engine.CreateContainer(ctx, docker.NewContainer{
+		Name: s.Container, Image: s.Image, Env: s.Env(), Network: p.Network.Name, Address: address, Restart: true,
 		Labels: map[string]string{labelService: s.Name, labelSpec: configured.spec(img.ID), docker.KeepLabel: "1"},
 	})
 	return err
+}
+
+// perKind is how many fixed addresses each kind has: a container whose name was
+// configured otherwise goes on beside the new one.
+const perKind = 10
+
+// address is one that no other container of the kind was given on the network,
+// "" if there is none.
+func (p Place) address(ctx context.Context, s Service) (string, error) {
+	first := s.kind.index() * perKind
+	if p.Network.Fixed(first) == "" {
+		return "", nil
+	}
+	list, err := p.Engine.Containers(ctx, true, labelService+"="+s.Name)
+	if err != nil {
+		return "", err
+	}
+	taken := map[string]bool{}
+	for _, other := range list {
+		c, err := p.Engine.Container(ctx, other.ID)
+		if err != nil && !errors.Is(err, docker.ErrNotFound) {
+			return "", err
+		}
+		if c.Name != s.Container {
+			taken[c.Fixed[p.Network.Name]] = true
+		}
+	}
+	for i := range perKind {
+		if a := p.Network.Fixed(first + i); !taken[a] {
+			return a, nil
+		}
+	}
+	return "", nil
 }
 
 // run starts the container and finds its address.
 func (p Place) run(ctx context.Context, r *Running) error {
 	c, err := p.Engine.Container(ctx, r.Container)
 	if err == nil && !slices.Contains(c.Networks, p.Network.Name) {
-		if err = p.Engine.ConnectNetwork(ctx, p.Network.Name, r.Container, p.Network.Fixed(r.kind.index())); err != nil && p.Network.Fixed(0) != "" {
-			err = p.Engine.ConnectNetwork(ctx, p.Network.Name, r.Container, "")
+		var address string
+		if address, err = p.address(ctx, r.Service); err == nil {
+			err = p.Engine.ConnectNetwork(ctx, p.Network.Name, r.Container, address)
 		}
 	}
 	if err == nil && !c.Running() {
@@ -235,7 +273,9 @@ func (p Place) fault(ctx context.Context, s Service, err error, format string, a
 		return f
 	}
 	return fault.New(fault.ServiceNotReady, format, args...).Because("%s", s.hide(oneLine(err.Error()))).
-		With("service", s.Name).With("container", s.Container)
+		With("service", s.Name).With("container", s.Container).
+		Next("look at it with run_command: docker ps -a, docker logs %s", s.Container).
+		Next("then call prepare_workspace again")
 }
 
 // oneLine is a text of the guest in one line of bounded length.

@@ -115,7 +115,7 @@ func TestLifeOfAService(t *testing.T) {
 		return r
 	}
 	first := check("new", StatusCreated, "")
-	if len(first.Password) < 20 || first.Address != "10.87.0.12" || value(first.Connection(), "PGPASSWORD") != first.Password {
+	if len(first.Password) < 20 || first.Address != "10.87.0.30" || value(first.Connection(), "PGPASSWORD") != first.Password {
 		t.Errorf("%+v", first)
 	}
 	if again := check("again", StatusRunning, ""); again.Password != first.Password {
@@ -184,6 +184,25 @@ func TestRotate(t *testing.T) {
 		if _, ok := s.Rotate("a'b"); ok {
 			t.Errorf("%s: a password that needs quotes was taken", s.Name)
 		}
+	}
+}
+
+// TestTwoOfAKind: one whose name is configured otherwise goes on, and the new
+// one has an address of its own.
+func TestTwoOfAKind(t *testing.T) {
+	f, p := newFake(t)
+	conf := infra()
+	seen := map[string]bool{}
+	for i := range perKind + 1 {
+		conf.Redis.ContainerNamePrefix = fmt.Sprintf("cache%d", i)
+		r, err := start(t, p, wanted(t, conf)[1], "")
+		if err != nil || seen[r.Address] || (r.Address == "") != (i == perKind) {
+			t.Fatalf("%d: address %q, %v", i, r.Address, err)
+		}
+		seen[r.Address] = true
+	}
+	if len(f.containers) != perKind+1 {
+		t.Errorf("%d containers", len(f.containers))
 	}
 }
 
