@@ -27,6 +27,9 @@ type Options struct {
 	CPUs     int // vCPUs of each VM; 0: the configuration's default
 	Files    int // files of 4 KiB in the sync; 0: 10000
 	BulkMiB  int // size of the one large file in the sync; 0: 1024
+	// ServicesImage is the guest image for creates with services; "": these are
+	// not measured.
+	ServicesImage string
 	// Only names the parts to run, see Parts; nil: all.
 	Only []string
 	// Floor opens the bare VM that clones are compared with; nil: not compared.
@@ -48,7 +51,7 @@ type part struct {
 var parts = []part{
 	{"cold", (*bench).cold}, {"clone", (*bench).clone}, {"default", (*bench).defaults}, {"warm", (*bench).warm},
 	{"parallel", (*bench).parallel}, {"fork", (*bench).fork}, {"idle", (*bench).idle},
-	{"calls", (*bench).calls}, {"sync", (*bench).sync},
+	{"calls", (*bench).calls}, {"sync", (*bench).sync}, {"services", (*bench).services},
 }
 
 // Parts are the groups of figures that Options.Only can name.

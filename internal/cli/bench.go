@@ -81,6 +81,7 @@ Parts for --only: ` + strings.Join(bench.Parts(), ", ") + ".",
 	cmd.Flags().IntVar(&o.Files, "files", 10_000, "files of 4 KiB in the sync, 1 to 100000")
 	cmd.Flags().IntVar(&o.BulkMiB, "bulk-mib", 1024, "size of the large file in the sync, 1 to 8192 MiB")
 	cmd.Flags().IntVar(&o.CPUs, "cpus", 0, "vCPUs of each VM (default: the configuration's)")
+	cmd.Flags().StringVar(&o.ServicesImage, "services-image", "", "guest image for the part services: one that has images of MySQL and Redis, or default where the VM can pull them; without it the part is left out")
 	cmd.Flags().StringSliceVar(&o.Only, "only", nil, "run only these parts, comma-separated")
 	cmd.Flags().StringVar(&svg, "svg", "", "also write charts into this directory")
 	cmd.PreRunE = func(*cobra.Command, []string) error {
