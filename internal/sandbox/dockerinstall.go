@@ -37,9 +37,8 @@ systemctl start docker.socket docker.service`
 // answer. When ctx ends the installation goes on in the guest, and the next call
 // waits for it.
 func (s *Service) ensureDocker(ctx context.Context, l store.Lease, g *guest.Client, cfg config.Config) error {
-	has, err := hasDocker(ctx, g)
-	if err != nil || has {
-		return err
+	if has, err := hasDocker(ctx, g); err != nil || has {
+		return nil // the wait for Docker says what is wrong with the guest
 	}
 	missing := func(format string, args ...any) *fault.Error {
 		return fault.New(fault.RuntimeNotReady, "this guest has no Docker").Because(format, args...)
@@ -53,7 +52,7 @@ func (s *Service) ensureDocker(ctx context.Context, l store.Lease, g *guest.Clie
 		if _, err := g.Stat(ctx, need.path, false); errors.Is(err, guest.ErrNotFound) {
 			return missing("its image was built without Docker, and has %s", need.what).Next(another)
 		} else if err != nil {
-			return err
+			return s.guestFault(ctx, l, "looking at what the guest has", err)
 		}
 	}
 	report(ctx, Progress{Stage: "docker", Message: "this guest has no Docker: installing it with apt-get"})
