@@ -63,7 +63,8 @@ func (p Place) Await(ctx context.Context, r *Running, w Wait) error {
 			return p.notReady(ctx, r, began, "its container is gone")
 		case err != nil:
 			said = oneLine(err.Error())
-		case c.Restarts >= crashes || c.Status == "exited" || c.Status == "dead":
+		case !c.Running() && (c.Restarts >= crashes || c.Status == "exited" || c.Status == "dead"):
+			// Not while it runs: this time it may stay, and its exit code is 0.
 			f := p.notReady(ctx, r, began, "the server keeps ending, the last time with exit code "+strconv.Itoa(c.ExitCode)+"; its container was stopped")
 			if err := p.Engine.StopContainer(ctx, r.ID, stopGrace); err != nil && ctx.Err() != nil {
 				return p.fault(ctx, r.Service, err, "")

@@ -293,7 +293,7 @@ printf 'FROM redis:7-alpine\nENTRYPOINT ["sh","-c","echo no such luck; exit 3"]\
 	sv.configure(t, redis("crashes:1"))
 	e = sv.fails(t, fault.ServiceNotReady, "prepare_workspace", prepareArgs(id))
 	if lines := fmt.Sprint(e.Details["last_log_lines"]); !strings.Contains(lines, "no such luck") || !strings.Contains(fmt.Sprint(e.Details["probable_cause"]), "exit code 3") {
-		t.Errorf("crashing: %+v", e)
+		t.Errorf("crashing: %+v: %v", e, e.Details)
 	}
 	if out := sv.output(t, id, "docker inspect -f '{{.State.Status}}' other-sandbox; docker rm -f other-sandbox other-sandbox-old-1"); !strings.HasPrefix(out, "exited") {
 		t.Errorf("it is %q", out)
@@ -550,7 +550,7 @@ func TestPreloadedImagesAfterAColdBoot(t *testing.T) {
 	if inst.StartKind != "cold" {
 		t.Errorf("a %s start", inst.StartKind)
 	}
-	out := sv.output(t, inst.InstanceID, "docker images --format '{{.Repository}}:{{.Tag}} {{.ID}}' --no-trunc | sort; sudo ls /var/lib/sandboxforge; systemctl is-active sandboxforge-preload")
+	out := sv.output(t, inst.InstanceID, "docker images --format '{{.Repository}}:{{.Tag}} {{.ID}}' --no-trunc | sort; sudo ls /var/lib/sandboxforge; sudo systemctl is-active sandboxforge-preload")
 	text, err := st.cli("image", "inspect", withStandins, "--json")
 	if err != nil {
 		t.Fatal(err)
