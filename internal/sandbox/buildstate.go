@@ -40,60 +40,110 @@ type buildTree struct {
 // buildTree looks at a context. A context that is no directory in the
 // workspace is INVALID_ARGUMENT; so is a missing Dockerfile if one is needed.
 func (d *dockerCall) buildTree(ctx context.Context, contextPath, dockerfile string, needed bool) (*buildTree, error) {
-	t := &buildTree{}
-	real, err := d.resolve(ctx, "context_path", orText(contextPath, "."))
+	contextPath = orText(contextPath, ".")
+	for _, p := range []struct{ name, path string }{{"context_path", contextPath}, {"dockerfile", dockerfile}} {
+		if err := checkGuestPath(p.name, p.path); err != nil {
+			return nil, err
+		}
+	}
+	dir := d.workspacePath(contextPath)
+	kind, err := d.kindAt(ctx, dir)
 	if err != nil {
 		return nil, err
 	}
-	t.context = real[0]
-	if e, err := d.guest.Stat(ctx, t.context, false); err != nil {
-		return nil, d.s.guestFault(ctx, d.lease, "looking at the build context", err)
-	} else if e.Type != guest.TypeDir {
+	file := ""
+	if kind != guest.TypeUnknown { // else resolve says what is wrong
+		if file, err = d.findDockerfile(ctx, dir, dockerfile, needed); err != nil && kind == guest.TypeDir {
+			return nil, err
+		}
+	}
+	t := &buildTree{}
+	if t.context, t.dockerfile, err = d.resolveBuild(ctx, contextPath, file); err != nil {
+		return nil, err
+	}
+	if kind == guest.TypeSymlink {
+		if kind, err = d.kindAt(ctx, t.context); err != nil {
+			return nil, err
+		}
+	}
+	if kind != guest.TypeDir {
 		return nil, fault.New(fault.InvalidArgument, "context_path is %s, which is a file in the VM; a build context is a directory", t.context).
 			With("instance_id", d.lease.InstanceID).
 			Next("pass the directory, and the file as dockerfile if it is one")
 	}
-	if t.dockerfile, err = d.findDockerfile(ctx, t.context, dockerfile, needed); err != nil {
+	if t.dockerfile != "" {
+		if kind, err = d.kindAt(ctx, t.dockerfile); err != nil {
+			return nil, err
+		}
+		if kind != guest.TypeRegular {
+			return nil, fault.New(fault.InvalidArgument, "dockerfile is %s, which is no file in the VM", t.dockerfile).With("instance_id", d.lease.InstanceID)
+		}
+	} else if needed {
+		_, err := d.findDockerfile(ctx, t.context, dockerfile, true)
 		return nil, err
 	}
 	t.usual = t.dockerfile == path.Join(t.context, "Dockerfile")
 	return t, d.scanTree(ctx, t, nil)
 }
 
-// findDockerfile is the real path of the Dockerfile that a caller means.
+// resolveBuild is resolve for both paths of a build at once, since it starts a
+// program in the guest; an error names the one that is wrong.
+func (d *dockerCall) resolveBuild(ctx context.Context, contextPath, dockerfile string) (realContext, realFile string, err error) {
+	if dockerfile == "" {
+		real, err := d.resolve(ctx, "context_path", contextPath)
+		if err != nil {
+			return "", "", err
+		}
+		return real[0], "", nil
+	}
+	// It is a path in the guest already, and must not be taken for one of the
+	// host's that looks the same.
+	dockerfile = strings.TrimPrefix(dockerfile, guestPath(d.lease, "")+"/")
+	real, err := d.resolve(ctx, "context_path", contextPath, dockerfile)
+	if err == nil {
+		return real[0], real[1], nil
+	}
+	if !fault.Is(err, fault.InvalidArgument) {
+		return "", "", err
+	}
+	if _, err := d.resolve(ctx, "context_path", contextPath); err != nil {
+		return "", "", err
+	}
+	_, err = d.resolve(ctx, "dockerfile", dockerfile)
+	if err == nil {
+		err = fault.New(fault.InvalidArgument, "context_path or dockerfile changed while it was looked at").Next("repeat the call")
+	}
+	return "", "", err
+}
+
+// kindAt is what a path in the guest is, TypeUnknown if there is nothing.
+func (d *dockerCall) kindAt(ctx context.Context, p string) (guest.FileType, error) {
+	e, err := d.guest.Stat(ctx, p, false)
+	switch {
+	case errors.Is(err, guest.ErrNotFound), errors.Is(err, guest.ErrFailedPrecondition), errors.Is(err, guest.ErrInvalid):
+		return guest.TypeUnknown, nil
+	case err != nil:
+		return guest.TypeUnknown, d.s.guestFault(ctx, d.lease, "looking at "+p, err)
+	}
+	return e.Type, nil
+}
+
+// findDockerfile is the first path at which there is what a caller may mean,
+// "" if there is none and none is needed.
 func (d *dockerCall) findDockerfile(ctx context.Context, contextDir, name string, needed bool) (string, error) {
 	given := orText(name, "Dockerfile")
-	if err := checkGuestPath("dockerfile", given); err != nil {
-		return "", err
-	}
 	places := []string{path.Join(contextDir, given), path.Join(guestPath(d.lease, ""), given)}
-	if path.IsAbs(given) || d.workspacePath(given) != guestPath(d.lease, given) {
-		places = []string{d.workspacePath(given)}
+	if p := d.workspacePath(given); path.IsAbs(given) || p != guestPath(d.lease, given) {
+		places = []string{p}
 	}
 	if name == "" {
 		places = places[:1]
 	}
 	for _, p := range places {
-		e, err := d.guest.Stat(ctx, p, false)
-		switch {
-		case errors.Is(err, guest.ErrNotFound), errors.Is(err, guest.ErrFailedPrecondition):
-			continue
-		case err != nil:
-			return "", d.s.guestFault(ctx, d.lease, "looking for the Dockerfile", err)
+		kind, err := d.kindAt(ctx, p)
+		if err != nil || kind != guest.TypeUnknown {
+			return p, err
 		}
-		real, err := d.resolve(ctx, "dockerfile", p)
-		if err != nil {
-			return "", err
-		}
-		if e.Type == guest.TypeSymlink {
-			if e, err = d.guest.Stat(ctx, real[0], false); err != nil {
-				return "", d.s.guestFault(ctx, d.lease, "looking at the Dockerfile", err)
-			}
-		}
-		if e.Type != guest.TypeRegular {
-			return "", fault.New(fault.InvalidArgument, "dockerfile is %s, which is no file in the VM", real[0]).With("instance_id", d.lease.InstanceID)
-		}
-		return real[0], nil
 	}
 	if !needed {
 		return "", nil

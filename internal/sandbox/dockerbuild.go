@@ -317,13 +317,14 @@ func (b *build) command(ctx context.Context) error {
 	c.Labels, c.IDFile = nil, "" // what nobody asked for is not shown
 	run.shown = hideValues(c.CommandLine())
 	b.ran = true
+	mark := b.engineMark(ctx)
 	res, err := b.dockerCall.run(ctx, run)
 	if err != nil {
 		return err
 	}
 	b.out.CommandResult = *res
 	if res.ExitCode != 0 {
-		return b.buildFault(ctx, res)
+		return b.buildFault(ctx, res, mark)
 	}
 	// Not by its name, which may be another image's already.
 	id, err := b.guest.ReadFile(ctx, file, 1024)
@@ -382,16 +383,28 @@ func noSpace(out string) bool {
 	return strings.Contains(strings.ToLower(out[max(0, len(out)-4096):]), "no space left on device")
 }
 
-// engineLost reports whether the docker program lost its engine: it may be back
-// before anybody can ask.
-func engineLost(out string) bool {
-	out = out[max(0, len(out)-4096):]
-	return strings.Contains(out, "code = Unavailable desc = error reading from server") || strings.Contains(out, "Cannot connect to the Docker daemon") ||
-		strings.Contains(out, "error during connect")
+// enginePID is the file that an engine writes when it starts.
+const enginePID = "/run/docker.pid"
+
+// engineMark tells one run of the engine from the next.
+func (d *dockerCall) engineMark(ctx context.Context) (mark [2]int64) {
+	if e, err := d.guest.Stat(ctx, enginePID, false); err == nil {
+		mark = [2]int64{int64(e.Inode), e.CTime.UnixNano()}
+	}
+	return mark
 }
 
-// buildFault is why docker build failed.
-func (b *build) buildFault(ctx context.Context, res *CommandResult) error {
+// engineStopped reports whether the engine is another one than at mark, or gone.
+func (d *dockerCall) engineStopped(ctx context.Context, mark [2]int64) bool {
+	// One that starts again keeps the question waiting until it is there.
+	ping, cancel := context.WithTimeout(ctx, dockerPatience)
+	defer cancel()
+	err := d.engine.Ping(ping)
+	return ctx.Err() == nil && (err != nil || d.engineMark(ctx) != mark)
+}
+
+// buildFault is why docker build failed; mark is the engine's before it.
+func (b *build) buildFault(ctx context.Context, res *CommandResult, mark [2]int64) error {
 	full := noSpace(res.Stdout) || noSpace(res.Stderr)
 	if full {
 		e := b.failed(fault.InsufficientDisk, res, "the build filled the VM's disk")
@@ -407,7 +420,7 @@ func (b *build) buildFault(ctx context.Context, res *CommandResult) error {
 			Next("leave out in .dockerignore what the build does not need")
 	}
 	e := b.failed(fault.DockerCommandFailed, res, "docker build failed with exit code %d", res.ExitCode)
-	if engineLost(res.Stderr) || b.engine.Ping(ctx) != nil && ctx.Err() == nil {
+	if b.engineStopped(ctx, mark) {
 		return e.Because("the Docker engine in the VM stopped during the build").
 			Next("call prepare_workspace with wait_for_ready=true, then docker_build again").
 			Next("look at `journalctl -u docker -n 50` with run_command")
