@@ -11,9 +11,11 @@ import (
 	"testing"
 	"time"
 
+	"sandboxforge/internal/config"
 	"sandboxforge/internal/envfile"
 	"sandboxforge/internal/fault"
 	"sandboxforge/internal/sandbox"
+	"sandboxforge/internal/services"
 	"sandboxforge/internal/standin"
 )
 
@@ -73,7 +75,7 @@ func withServices(t testing.TB) (*server, *sandbox.CreateInstanceResult) {
 	v := &servicesVM
 	v.once.Do(func() {
 		var st *state
-		if st, v.err = makeState(); v.err != nil {
+		if st, v.err = makeState("SANDBOX_TEMPLATES=plain"); v.err != nil {
 			return
 		}
 		closers = append(closers, func() error {
@@ -220,6 +222,53 @@ func TestServicesAnswer(t *testing.T) {
 			t.Error("a password is in the progress")
 		}
 		sv.mu.Unlock()
+	}
+}
+
+// TestServicePasswordsRotate: a running server takes a new password, from then on
+// only that one, and prepare_workspace finds out which is in force.
+func TestServicePasswordsRotate(t *testing.T) {
+	sv, inst := withServices(t)
+	id := inst.InstanceID
+	env := sv.prepare(t, id).ConnectionEnv
+	list, err := services.Wanted(config.InfraConfig{
+		MySQL:    config.ServiceConfig{Enabled: true, ContainerNamePrefix: "lima-mysql", Database: "app", Password: env["DB_PASSWORD"]},
+		Postgres: config.ServiceConfig{Enabled: true, ContainerNamePrefix: "lima-postgres", Database: "app", Password: env["PGPASSWORD"]},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	works := func(s services.Service, password string) bool {
+		var r sandbox.RunCommandResult
+		sv.must(t, "run_command", obj{"instance_id": id, "timeout_seconds": 200, "command": map[string]string{
+			"mysql":    "docker exec -e MYSQL_PWD=" + password + " lima-mysql-sandbox mysql -h lima-mysql-sandbox -u root -N -e 'select 42'",
+			"postgres": "docker exec -e PGPASSWORD=" + password + " lima-postgres-sandbox psql -h lima-postgres-sandbox -U postgres -w -tAc 'select 42' app",
+		}[s.Name]}, &r)
+		return r.ExitCode == 0 && strings.TrimSpace(r.Stdout) == "42"
+	}
+	for _, s := range list {
+		for _, to := range []string{"Rotated1", s.Password} {
+			c, ok := s.Rotate(to)
+			if !ok {
+				t.Fatalf("%s cannot be given another password", s.Name)
+			}
+			args := []string{"docker", "exec"}
+			for _, e := range c.Env {
+				args = append(args, "-e", e)
+			}
+			command := ""
+			for _, a := range append(append(args, s.Container), c.Argv...) {
+				command += "'" + strings.ReplaceAll(a, "'", `'\''`) + "' "
+			}
+			sv.output(t, id, command)
+			if !works(s, to) || works(s, s.Password) {
+				t.Errorf("%s: the new password works: %v, the old one: %v", s.Name, works(s, to), works(s, s.Password))
+			}
+			s.Password = to
+		}
+	}
+	if r := sv.prepare(t, id); r.ConnectionEnv["DB_PASSWORD"] != env["DB_PASSWORD"] || !r.ServiceReadiness["postgres"].Ready {
+		t.Errorf("afterwards: %+v", r)
 	}
 }
 
