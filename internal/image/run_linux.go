@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"os"
 	"os/exec"
@@ -12,8 +11,6 @@ import (
 	"strings"
 	"syscall"
 	"time"
-
-	"sandboxforge/internal/fault"
 )
 
 // killGrace is how long a cancelled child may clean up after itself.
@@ -91,21 +88,6 @@ func runHere(ctx context.Context, c child) error {
 	return &childError{program: c.argv[0], tail: messages.tail(), err: err}
 }
 
-// childError is a program that failed, with the end of what it said.
-type childError struct {
-	program, tail string
-	err           error
-}
-
-func (e *childError) Error() string {
-	if e.tail == "" {
-		return fmt.Sprintf("%s: %v", e.program, e.err)
-	}
-	return fmt.Sprintf("%s: %v: %s", e.program, e.err, e.tail)
-}
-
-func (e *childError) Unwrap() error { return e.err }
-
 // lineWriter hands complete lines on and remembers the last ones.
 type lineWriter struct {
 	line    func(string)
@@ -139,26 +121,4 @@ func (w *lineWriter) Write(p []byte) (int, error) {
 
 func (w *lineWriter) tail() string {
 	return strings.TrimSpace(strings.ToValidUTF8(string(w.last), "?"))
-}
-
-// diskFull turns an error of a build step into the fault that says what to do,
-// if it came from a full disk. Children only say so in words.
-func diskFull(err error, dir string) error {
-	if err == nil {
-		return nil
-	}
-	var c *childError
-	full := errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT)
-	if errors.As(err, &c) {
-		for _, words := range []string{"No space left on device", "not enough free space", "Disk quota exceeded", "Could not allocate block"} {
-			full = full || strings.Contains(c.tail, words)
-		}
-	}
-	if !full {
-		return err
-	}
-	return fault.Wrap(err, fault.InsufficientDisk, "the disk was full while a guest image was built").
-		Because("there is not enough room below %s", dir).
-		Next("free disk space there, or set SANDBOXFORGE_HOME to a larger disk, and build again").
-		With("directory", dir)
 }

@@ -77,7 +77,7 @@ func (s Store) FindArch(name, arch string) (*Image, error) {
 			return img, nil
 		}
 	}
-	return nil, notFound(name, base)
+	return nil, notFound(name, base, arch)
 }
 
 // Lookup returns the image of exactly this recipe, or IMAGE_NOT_FOUND.
@@ -88,13 +88,18 @@ func (s Store) Lookup(r Recipe) (*Image, error) {
 	}
 	img, err := openImage(filepath.Join(s.Dir, dirName(r.Name, r.Arch, digest)))
 	if err != nil {
-		return nil, notFound(r.Name, r.Name)
+		return nil, notFound(r.Name, r.Name, r.Arch)
 	}
 	return img, nil
 }
 
-func notFound(asked, name string) error {
+func notFound(asked, name, arch string) error {
 	f := fault.New(fault.ImageNotFound, "there is no image %q", cmp.Or(asked, name))
+	if arch != runtime.GOARCH {
+		return fault.New(fault.ImageNotFound, "there is no image %q for %s", cmp.Or(asked, name), arch).
+			Because("this machine is %s, and images are built for the machine that builds them", runtime.GOARCH).
+			Next("leave vm.arch out, or set it to %s", runtime.GOARCH)
+	}
 	if slices.Contains(Names(), name) {
 		return f.Because("it has not been built on this machine yet, or not in this version").
 			Next("run `sandboxforge image build %s` on the host", name)
