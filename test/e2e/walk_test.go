@@ -54,12 +54,11 @@ type walkStep struct {
 type walk struct {
 	*server
 	instance, task string
-	results        map[string]json.RawMessage // the last of each tool
 }
 
-func (sv *server) walk(t testing.TB, dir string, steps []walkStep) *walk {
+func (sv *server) walk(t testing.TB, dir string, steps []walkStep) {
 	t.Helper()
-	w := &walk{server: sv, results: map[string]json.RawMessage{}}
+	w := &walk{server: sv}
 	calls := walkCalls(t, dir)
 	for i := range max(len(calls), len(steps)) {
 		if i >= len(calls) {
@@ -101,14 +100,12 @@ func (sv *server) walk(t testing.TB, dir string, steps []walkStep) *walk {
 		case "start_background_task":
 			w.task = ids.TaskID
 		}
-		w.results[c.tool] = r
 		if check := steps[i].check; check != nil {
 			if err := check(w, r); err != nil {
 				t.Fatalf("%s %v: %v\n%s", c.tool, c.args, err, r)
 			}
 		}
 	}
-	return w
 }
 
 // as is a check of a decoded result.
