@@ -91,7 +91,7 @@ func (s *state) close() error {
 
 // cli runs the command line on this state.
 func (s *state) cli(args ...string) ([]byte, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, filepath.Join(s.bin, "sandboxforge"), args...)
 	cmd.Env = s.env
