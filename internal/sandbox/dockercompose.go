@@ -158,7 +158,7 @@ func (d *dockerCall) composePaths(ctx context.Context, dir, file string) (string
 	if !path.IsAbs(file) {
 		file = path.Join(dir, file)
 	}
-	if found, err = d.resolve(ctx, "file", file); err != nil {
+	if _, err = d.resolve(ctx, "file", file); err != nil {
 		return "", nil, err
 	}
 	// The name, not where a symlink leads: relative paths in it mean its place.

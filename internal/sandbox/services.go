@@ -78,6 +78,9 @@ func (s *Service) prepareServices(ctx context.Context, l store.Lease, g *guest.C
 		}
 		place = services.Place{Engine: e, Dial: g.DialContext, Network: n, Report: func(line string) { report(ctx, Progress{Stage: "services", Message: line}) }}
 		shall = passwordsFor(l, wanted, old)
+		if l, err = s.rememberFresh(ctx, l, wanted, shall, old); err != nil {
+			return err
+		}
 		if all, err = runServices(ctx, place, wanted, shall, r, out); err != nil {
 			return s.serviceFault(ctx, l, err)
 		}
@@ -163,13 +166,36 @@ func passwordsFor(l store.Lease, wanted []services.Service, old connectionRecord
 	return list
 }
 
+// rememberFresh records new passwords before any server is told one.
+func (s *Service) rememberFresh(ctx context.Context, l store.Lease, wanted []services.Service, shall []services.Known, old connectionRecord) (store.Lease, error) {
+	rec, fresh := old, false
+	rec.Passwords = maps.Clone(old.Passwords)
+	for i, k := range shall {
+		if k.Fresh {
+			if rec.Passwords == nil {
+				rec.Passwords = map[string]string{}
+			}
+			rec.Passwords[wanted[i].Container], fresh = k.Password, true
+		}
+	}
+	if !fresh {
+		return l, nil
+	}
+	return s.recordConnection(ctx, l, rec)
+}
+
 // runServices starts all services at once and waits for all of them until one
 // deadline.
 func runServices(ctx context.Context, p services.Place, wanted []services.Service, known []services.Known, r PrepareWorkspaceRequest, out *PrepareWorkspaceResult) ([]services.Running, error) {
 	all := make([]services.Running, len(wanted))
 	err := together(len(wanted), func(i int) (err error) {
-		all[i], err = p.Start(ctx, wanted[i], known[i])
-		return err
+		if all[i], err = p.Start(ctx, wanted[i], known[i]); err != nil || !known[i].Fresh || all[i].Status != services.StatusRunning {
+			return err
+		}
+		// It runs because the template has it running. That it does not obey yet
+		// is for Await to explain.
+		_ = p.Adopt(ctx, &all[i], known[i].Password)
+		return nil
 	})
 	for _, run := range all {
 		if run.Status == "" {
@@ -189,6 +215,9 @@ func runServices(ctx context.Context, p services.Place, wanted []services.Servic
 	}
 	waits := make([]error, len(all))
 	err = together(len(all), func(i int) error {
+		if all[i].Ready {
+			return nil
+		}
 		waits[i] = p.Await(ctx, &all[i], wait)
 		if r.WaitForReady || ctx.Err() != nil {
 			return waits[i]

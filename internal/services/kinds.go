@@ -1,7 +1,11 @@
 package services
 
 import (
+	"bufio"
+	"io"
+	"net"
 	"strconv"
+	"strings"
 
 	"sandboxforge/internal/config"
 )
@@ -20,6 +24,9 @@ type kind struct {
 	// network: hence over TCP.
 	probe  func(Service) Command
 	answer string
+	// ask asks the same over a connection to its port, where that needs no
+	// client: a slow guest takes a second to start one. nil: only the probe.
+	ask func(net.Conn) (answer string, err error)
 	// rotate gives the running server the password in $SANDBOXFORGE_NEW; nil
 	// where there is none.
 	rotate     func(Service) Command
@@ -65,6 +72,7 @@ var kinds = []*kind{
 			return Command{Argv: []string{"redis-cli", "-h", "127.0.0.1", "-p", "6379", "ping"}}
 		},
 		answer: "PONG",
+		ask:    askRedis,
 		connection: func(s Service) []Variable {
 			port := strconv.Itoa(s.Port)
 			return []Variable{{"REDIS_HOST", s.Container}, {"REDIS_PORT", port}, {"REDIS_URL", "redis://" + s.Container + ":" + port + "/0"}}
@@ -94,13 +102,17 @@ var kinds = []*kind{
 	},
 }
 
-func kindOf(name string) *kind {
-	for _, k := range kinds {
-		if k.name == name {
-			return k
-		}
+// askRedis sends PING in Redis' own protocol (RESP) and returns the status it
+// answers, or the error.
+func askRedis(c net.Conn) (string, error) {
+	if _, err := c.Write([]byte("*1\r\n$4\r\nPING\r\n")); err != nil {
+		return "", err
 	}
-	return nil
+	line, err := bufio.NewReader(io.LimitReader(c, 512)).ReadString('\n')
+	if err != nil {
+		return "", err
+	}
+	return strings.TrimPrefix(strings.TrimRight(line, "\r\n"), "+"), nil
 }
 
 // index is a kind's place in the table, from which its address follows.

@@ -124,6 +124,12 @@ func (p Place) open(ctx context.Context, r *Running) bool {
 func (p Place) probe(ctx context.Context, r *Running) (ready bool, said string) {
 	ctx, cancel := context.WithTimeout(ctx, probeLimit)
 	defer cancel()
+	if answer, err := p.ask(ctx, r); err == nil {
+		if answer == r.kind.answer {
+			return true, ""
+		}
+		return false, r.hide(oneLine(answer), r.passwords...)
+	}
 	for _, password := range r.passwords {
 		s := r.Service
 		s.Password = password
@@ -142,6 +148,27 @@ func (p Place) probe(ctx context.Context, r *Running) (ready bool, said string) 
 		}
 	}
 	return false, said
+}
+
+// askLimit bounds one question over a connection.
+const askLimit = 5 * time.Second
+
+// ask asks the server over a connection to its port. An error says that this
+// was not possible.
+func (p Place) ask(ctx context.Context, r *Running) (string, error) {
+	if r.kind.ask == nil || p.Dial == nil || r.Address == "" {
+		return "", errors.ErrUnsupported
+	}
+	ctx, cancel := context.WithTimeout(ctx, askLimit)
+	defer cancel()
+	c, err := p.Dial(ctx, "tcp", net.JoinHostPort(r.Address, strconv.Itoa(r.Port)))
+	if err != nil {
+		return "", err
+	}
+	defer c.Close()
+	// Also what has no deadlines ends with the context.
+	defer context.AfterFunc(ctx, func() { c.Close() })()
+	return r.kind.ask(c)
 }
 
 // signs are what shows that a server works.
@@ -189,8 +216,9 @@ func (p Place) notReady(ctx context.Context, r *Running, began time.Time, said s
 }
 
 // Adopt gives the running server the password that it shall have, if another
-// one is in force: that of a saved state, in which others begin too. Await has
-// found out which. The new password has letters and digits only.
+// one is in force: that of a saved state, in which others begin too. That is
+// what Await has found out, or else the one that the container was made with. A
+// server that obeys is ready. The new password has letters and digits only.
 func (p Place) Adopt(ctx context.Context, r *Running, password string) error {
 	c, ok := r.Rotate(password)
 	if !ok || r.Password == password {
@@ -207,6 +235,8 @@ func (p Place) Adopt(ctx context.Context, r *Running, password string) error {
 		f := p.fault(ctx, r.Service, errors.New(r.hide(err.Error(), password)), "%s could not be given a password of its own", r.Name)
 		return f.Next("call prepare_workspace again")
 	}
-	r.Password, r.passwords = password, []string{password}
+	// To obey was an answer to a real query, on the final server.
+	r.Password, r.passwords, r.Ready = password, []string{password}, true
+	r.Attempts++
 	return nil
 }

@@ -2,6 +2,8 @@ package services
 
 import (
 	"fmt"
+	"io"
+	"net"
 	"slices"
 	"strings"
 	"testing"
@@ -169,6 +171,79 @@ func TestPasswordThatWasRotated(t *testing.T) {
 	r, err := start(t, p, s, "Rotated1")
 	if err != nil || r.Password != "Rotated1" || value(r.Connection(), "DB_PASSWORD") != "Rotated1" {
 		t.Errorf("%+v, %v", r, err)
+	}
+}
+
+// TestFreshPassword: a server that runs because others began where it does is
+// given a password of its own by one query, which shows that it is ready; one
+// that does not obey is not taken for ready, and is tried again.
+func TestFreshPassword(t *testing.T) {
+	f, p := newFake(t)
+	s := wanted(t, infra())[0]
+	first, err := start(t, p, s, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	inForce, refuse := first.Password, true
+	f.exec = func(_ *fakeContainer, argv, env []string) (int, string, string) {
+		if refuse || !slices.Contains(env, "MYSQL_PWD="+inForce) {
+			return 1, "", "Access denied with " + strings.Join(env, " ")
+		}
+		if i := slices.IndexFunc(env, func(v string) bool { return strings.HasPrefix(v, "SANDBOXFORGE_NEW=") }); i >= 0 {
+			inForce = strings.TrimPrefix(env[i], "SANDBOXFORGE_NEW=")
+			return 0, "", ""
+		}
+		return 0, "1\n", ""
+	}
+	r, err := p.Start(t.Context(), s, Known{Password: "Fresh1", Fresh: true})
+	if err != nil || r.Status != StatusRunning || r.Password != first.Password {
+		t.Fatalf("%+v, %v", r, err)
+	}
+	err = p.Adopt(t.Context(), &r, "Fresh1")
+	if err == nil || r.Ready || strings.Contains(err.Error(), "Fresh1") || strings.Contains(err.Error(), first.Password) {
+		t.Errorf("a server that refuses: ready %v, %v", r.Ready, err)
+	}
+	refuse = false
+	before := len(f.execs)
+	if err := p.Adopt(t.Context(), &r, "Fresh1"); err != nil || !r.Ready || r.Attempts == 0 || r.Password != "Fresh1" || inForce != "Fresh1" {
+		t.Errorf("%+v, %v", r, err)
+	}
+	if n := len(f.execs) - before; n != 1 {
+		t.Errorf("%d queries", n)
+	}
+	// A caller that died after it recorded the password and before it was so.
+	inForce = first.Password
+	again, err := start(t, p, s, "Fresh1")
+	if err != nil || again.Password != first.Password {
+		t.Errorf("%+v, %v", again, err)
+	}
+	if err := p.Adopt(t.Context(), &again, "Fresh1"); err != nil || inForce != "Fresh1" {
+		t.Errorf("%v, in force is %q", err, inForce)
+	}
+}
+
+// TestRedisIsAskedWithoutAClient, over the connection to its port.
+func TestRedisIsAskedWithoutAClient(t *testing.T) {
+	for answer, want := range map[string]struct {
+		text string
+		bad  bool
+	}{
+		"+PONG\r\n": {text: "PONG"}, "-NOAUTH Authentication required.\r\n": {text: "-NOAUTH Authentication required."},
+		"-LOADING wait\r\n": {text: "-LOADING wait"}, "": {bad: true}, strings.Repeat("x", 4096): {bad: true},
+	} {
+		a, b := net.Pipe()
+		go func() {
+			defer b.Close()
+			buf := make([]byte, 14)
+			if _, err := io.ReadFull(b, buf); err == nil && string(buf) == "*1\r\n$4\r\nPING\r\n" {
+				_, _ = b.Write([]byte(answer))
+			}
+		}()
+		got, err := askRedis(a)
+		a.Close()
+		if got != want.text && !want.bad || (err != nil) != want.bad {
+			t.Errorf("%.40q: %q, %v", answer, got, err)
+		}
 	}
 }
 

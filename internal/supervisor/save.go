@@ -153,7 +153,8 @@ func (s *supervisor) save(ctx context.Context, dir string, end bool) (backend.Sa
 // writes, and its caller must get the answer.
 func (s *supervisor) awaitSave() {
 	s.saving.Lock()
-	s.saving.Unlock()
+	defer s.saving.Unlock()
+	s.log.Debug("no save is under way")
 }
 
 // relink opens the agent link of a VM that goes on, and waits a while for it:
