@@ -2,6 +2,7 @@ package buildcache
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"path"
 	"slices"
@@ -40,11 +41,18 @@ type Ignore struct {
 	match    *patternmatcher.PatternMatcher
 }
 
+// maxPatterns bounds a .dockerignore, which comes from the guest: what is
+// remembered of each directory is a flag for each pattern.
+const maxPatterns = 2000
+
 // ParseIgnore reads a .dockerignore as Docker does; nil text is none.
 func ParseIgnore(text []byte) (*Ignore, error) {
 	patterns, err := ignorefile.ReadAll(bytes.NewReader(text))
 	if err != nil {
 		return nil, err
+	}
+	if len(patterns) > maxPatterns {
+		return nil, fmt.Errorf("%d patterns; at most %d are read", len(patterns), maxPatterns)
 	}
 	m, err := patternmatcher.New(patterns)
 	if err != nil {
@@ -98,9 +106,10 @@ type Context struct {
 }
 
 // Scan takes the entries of a context directory, in any order, leaves out what
-// .dockerignore excludes, and hashes the rest.
-func Scan(ign *Ignore, entries []Entry, dependencies []string) (Context, error) {
-	kept, err := ign.filter(entries)
+// .dockerignore excludes, and hashes the rest. It ends with ctx's error when ctx
+// does.
+func Scan(ctx context.Context, ign *Ignore, entries []Entry, dependencies []string) (Context, error) {
+	kept, err := ign.filter(ctx, entries)
 	if err != nil {
 		return Context{}, err
 	}
@@ -132,7 +141,7 @@ func Scan(ign *Ignore, entries []Entry, dependencies []string) (Context, error) 
 
 // filter is the entries that Docker would send, sorted, with the directories
 // that lead to them.
-func (i *Ignore) filter(entries []Entry) ([]Entry, error) {
+func (i *Ignore) filter(ctx context.Context, entries []Entry) ([]Entry, error) {
 	sorted := slices.Clone(entries)
 	slices.SortFunc(sorted, func(a, b Entry) int { return strings.Compare(a.Path, b.Path) })
 	var (
@@ -141,6 +150,9 @@ func (i *Ignore) filter(entries []Entry) ([]Entry, error) {
 		keep  = make([]bool, len(sorted))
 	)
 	for n, e := range sorted {
+		if n%256 == 0 && ctx.Err() != nil {
+			return nil, context.Cause(ctx)
+		}
 		if e.Path == "." {
 			continue // the root is what COPY is relative to, not a part of it
 		}

@@ -46,7 +46,7 @@ func kept(t *testing.T, ignoreFile string, files map[string]string) []string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	entries, err := ign.filter(tree(files))
+	entries, err := ign.filter(t.Context(), tree(files))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -108,8 +108,8 @@ func TestCertainNeverExcludesMore(t *testing.T) {
 				pruned = append(pruned, e)
 			}
 		}
-		a, err1 := Scan(ign, whole, nil)
-		b, err2 := Scan(ign, pruned, nil)
+		a, err1 := Scan(t.Context(), ign, whole, nil)
+		b, err2 := Scan(t.Context(), ign, pruned, nil)
 		if err1 != nil || err2 != nil || a.Hash != b.Hash {
 			t.Fatalf("%q on %v: certain %q excludes more", text, files, ign.Certain())
 		}
@@ -122,7 +122,7 @@ func scan(t testing.TB, ignoreFile string, entries []Entry, globs ...string) Con
 	if err != nil {
 		t.Fatal(err)
 	}
-	c, err := Scan(ign, entries, globs)
+	c, err := Scan(t.Context(), ign, entries, globs)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -146,7 +146,7 @@ func FuzzOneByte(f *testing.F) {
 			return
 		}
 		content := map[string]string{p1: "one", p2: "two"}
-		before, err := Scan(ign, tree(content), nil)
+		before, err := Scan(t.Context(), ign, tree(content), nil)
 		if err != nil {
 			return
 		}
@@ -154,7 +154,7 @@ func FuzzOneByte(f *testing.F) {
 		b := []byte(content[changed])
 		b[int(bit)%3] ^= 1 << (bit % 8)
 		content[changed] = string(b)
-		after, err := Scan(ign, tree(content), nil)
+		after, err := Scan(t.Context(), ign, tree(content), nil)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -7,7 +7,7 @@
 // tool; everything in it is a pure function.
 //
 //	ign, err := buildcache.ParseIgnore(dockerignore)
-//	ctx, err := buildcache.Scan(ign, entries, cfg.StalenessDetection.CheckDependencies)
+//	seen, err := buildcache.Scan(ctx, ign, entries, cfg.StalenessDetection.CheckDependencies)
 //	file := buildcache.ParseDockerfile(text)
 //	key := buildcache.Input{Content: ctx.Hash, Dockerfile: file.Hash, …}.Key()
 //	decision := buildcache.Decide(cfg, state, …)

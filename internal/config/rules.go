@@ -194,6 +194,10 @@ func checkGlob(v any) string {
 	if _, err := path.Match(s, ""); err != nil {
 		return quote(s) + " is not a valid glob"
 	}
+	// Each ** multiplies what there is to try.
+	if strings.Count(s, "**") > 3 {
+		return quote(s) + " has more than three **"
+	}
 	return ""
 }
 

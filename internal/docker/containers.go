@@ -28,7 +28,7 @@ type Container struct {
 // Containers lists the running containers, or all, that have every label
 // ("key" or "key=value"), newest first.
 func (e *Engine) Containers(ctx context.Context, all bool, labels ...string) ([]Container, error) {
-	var rows []struct {
+	var rows bounded[struct {
 		ID      string `json:"Id"`
 		Names   []string
 		Image   string
@@ -47,7 +47,7 @@ func (e *Engine) Containers(ctx context.Context, all bool, labels ...string) ([]
 		NetworkSettings struct {
 			Networks map[string]struct{}
 		}
-	}
+	}]
 	q := url.Values{"filters": {labelFilter(labels)}}
 	if all {
 		q.Set("all", "1")

@@ -1,11 +1,11 @@
 package docker
 
 import (
+	"bufio"
+	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"net/url"
 	"strings"
@@ -25,14 +25,14 @@ type Image struct {
 // Images lists the images that have every label ("key" or "key=value"), newest
 // first.
 func (e *Engine) Images(ctx context.Context, labels ...string) ([]Image, error) {
-	var rows []struct {
+	var rows bounded[struct {
 		ID          string `json:"Id"`
 		RepoTags    []string
 		RepoDigests []string
 		Created     int64
 		Size        int64
 		Labels      map[string]string
-	}
+	}]
 	q := url.Values{"filters": {labelFilter(labels)}}
 	if err := e.do(ctx, http.MethodGet, "/images/json?"+q.Encode(), nil, &rows); err != nil {
 		return nil, err
@@ -93,27 +93,36 @@ func (e *Engine) PullImage(ctx context.Context, ref string, step func(string)) e
 	}
 	defer resp.Body.Close()
 	// A line per step; a hostile engine may send them for ever, and ctx ends it.
-	for d := json.NewDecoder(resp.Body); ; {
+	lines := bufio.NewScanner(resp.Body)
+	lines.Buffer(nil, maxStep)
+	for lines.Scan() {
+		if len(bytes.TrimSpace(lines.Bytes())) == 0 {
+			continue
+		}
 		var m struct {
 			Status   string `json:"status"`
 			ID       string `json:"id"`
 			Progress string `json:"progress"`
 			Error    string `json:"error"`
 		}
-		err := d.Decode(&m)
-		switch {
-		case errors.Is(err, io.EOF):
-			return nil
-		case err != nil:
+		if err := json.Unmarshal(lines.Bytes(), &m); err != nil {
 			return fmt.Errorf("pulling %s: %w", ref, err)
-		case m.Error != "":
-			return fmt.Errorf("pulling %s: %s", ref, m.Error)
+		}
+		if m.Error != "" {
+			return fmt.Errorf("pulling %s: %.1000s", ref, m.Error)
 		}
 		if step != nil {
-			step(strings.TrimSpace(m.ID + " " + m.Status + " " + m.Progress))
+			step(fmt.Sprintf("%.200s", strings.TrimSpace(m.ID+" "+m.Status+" "+m.Progress)))
 		}
 	}
+	if err := lines.Err(); err != nil {
+		return fmt.Errorf("pulling %s: %w", ref, err)
+	}
+	return nil
 }
+
+// maxStep bounds one line of what a pull says.
+const maxStep = 256 << 10
 
 // splitTag separates "name:tag" or "name@digest"; a name alone is latest.
 func splitTag(ref string) (repo, tag string) {

@@ -71,17 +71,11 @@ func Inject(content []byte, vars []Var) ([]byte, error) {
 }
 
 // Strip takes the block out again and reports whether there was one. A file
-// without a block, and one whose block somebody has damaged, stays as it is.
+// without a block, and one whose block somebody has damaged, stays as it is: a
+// block begins at the last line that begins one before the line that ends it,
+// since what follows one without an end is somebody else's.
 func Strip(content []byte) (rest []byte, found bool) {
-	head, tail, whole := cut(content, begin)
-	noEnd := false
-	if !whole {
-		if head, tail, whole = cut(content, joined); !whole {
-			return content, false
-		}
-		noEnd = true
-	}
-	_, tail, whole = cut(tail, end)
+	head, tail, noEnd, whole := block(content)
 	if !whole {
 		return content, false
 	}
@@ -89,25 +83,32 @@ func Strip(content []byte) (rest []byte, found bool) {
 	for line := range bytes.Lines(head) {
 		b.Write(bytes.TrimPrefix(line, []byte(replaced)))
 	}
-	if noEnd && len(tail) == 0 {
+	if noEnd && len(tail) == 0 && b.Len() > 0 {
 		b.Truncate(b.Len() - 1)
 	}
 	b.Write(tail)
 	return b.Bytes(), true
 }
 
-// cut is bytes.Cut around a whole line.
-func cut(content []byte, line string) (before, after []byte, found bool) {
-	for at := 0; ; {
-		i := bytes.Index(content[at:], []byte(line))
-		if i < 0 {
-			return content, nil, false
+// block finds the first whole block: what is before and after it, and whether
+// what is before had no line end.
+func block(content []byte) (head, tail []byte, noEnd, whole bool) {
+	start, at := -1, 0
+	for line := range bytes.Lines(content) {
+		next := at + len(line)
+		switch string(line) {
+		case begin:
+			start, noEnd = at, false
+		case joined:
+			start, noEnd = at, true
+		case end:
+			if start >= 0 {
+				return content[:start], content[next:], noEnd, true
+			}
 		}
-		if i += at; i == 0 || content[i-1] == '\n' {
-			return content[:i], content[i+len(line):], true
-		}
-		at = i + 1
+		at = next
 	}
+	return content, nil, false, false
 }
 
 // keyOf is the variable that a line sets by itself, "" for none. A quote that

@@ -46,6 +46,48 @@ func TestDamagedBlocksAreLeftAlone(t *testing.T) {
 	}
 }
 
+// TestStripOfHostileText: a file that nobody injected into may have these lines
+// all the same, in any arrangement, and what is not between them stays.
+func TestStripOfHostileText(t *testing.T) {
+	for text, want := range map[string]string{
+		joined + end:           "",
+		begin + end:            "",
+		joined + end + "A=1\n": "A=1\n",
+		end + begin:            end + begin,
+		"A=1\n" + begin + "X=1\nB=2\n" + begin + "X=2\n" + end: "A=1\n" + begin + "X=1\nB=2\n",
+		begin + "X=1\n" + end + begin + "Y=1\n":                begin + "Y=1\n",
+	} {
+		if got, _ := Strip([]byte(text)); string(got) != want {
+			t.Errorf("%q: %q, want %q", text, got, want)
+		}
+	}
+	// A block that lost its end costs nobody a line, however often it is mended.
+	file := []byte("A=1\n" + begin + "DB_HOST=old\nB=2\n")
+	for range 3 {
+		var err error
+		if file, err = Inject(file, []Var{{"DB_HOST", "new"}}); err != nil {
+			t.Fatal(err)
+		}
+		file, _ = Strip(file)
+		if !strings.Contains(string(file), "\nB=2\n") {
+			t.Fatalf("B is gone: %q", file)
+		}
+	}
+}
+
+// FuzzStrip: any bytes.
+func FuzzStrip(f *testing.F) {
+	for _, s := range []string{joined + end, begin + begin + end + end, "A" + joined, "\n" + end} {
+		f.Add([]byte(s))
+	}
+	f.Fuzz(func(t *testing.T, in []byte) {
+		out, found := Strip(in)
+		if len(out) > len(in) || !found && string(out) != string(in) {
+			t.Errorf("%q: %q, %v", in, out, found)
+		}
+	})
+}
+
 func FuzzStripUndoesInject(f *testing.F) {
 	for _, s := range []string{"", "A=1", "DB_HOST=1\r\nx", "\n\n", "export DB_HOST='a'\n", replaced + "DB_HOST=1\n", begin, "\x00\xff"} {
 		f.Add([]byte(s))

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"maps"
 	"path"
+	"slices"
 	"strings"
 	"time"
 
@@ -246,7 +247,7 @@ func (d *dockerCall) walkContext(ctx context.Context, t *buildTree, ign *buildca
 			report(ctx, Progress{Stage: "context", Message: counted(int64(len(list)), 0, "files")})
 		}
 	}
-	c, err := buildcache.Scan(ign, list, d.config.Build.StalenessDetection.CheckDependencies)
+	c, err := buildcache.Scan(ctx, ign, list, d.config.Build.StalenessDetection.CheckDependencies)
 	if err != nil {
 		return fault.Wrap(err, fault.InvalidArgument, ".dockerignore cannot be applied to the build context")
 	}
@@ -320,10 +321,12 @@ func (d *dockerCall) bases(ctx context.Context, t *buildTree, args map[string]st
 	return list, nil
 }
 
-// key names the build, "" where files could not be read and nothing can stand
-// for it.
+// key names the build, "" where files could not be read, or bases not be told,
+// and nothing can stand for it.
 func (t *buildTree) key(r DockerBuildRequest, buildkit bool, bases []buildcache.Base) string {
-	if len(t.unreadable) > 0 {
+	// Which image a base with variables is that only Docker knows cannot be
+	// told: another one behind it would not change the key.
+	if len(t.unreadable) > 0 || slices.ContainsFunc(bases, func(b buildcache.Base) bool { return strings.Contains(b.Ref, "$") }) {
 		return ""
 	}
 	auto := t.autoArgs(r.BuildArgs)
@@ -332,6 +335,14 @@ func (t *buildTree) key(r DockerBuildRequest, buildkit bool, bases []buildcache.
 		Content: t.state.Content, Ignore: t.ignore, Dockerfile: t.state.Dockerfile, Target: r.Target,
 		Args: r.BuildArgs, Auto: auto, Buildkit: buildkit, Bases: bases,
 	}.Key()
+}
+
+// unnamed is why a build has no key.
+func (t *buildTree) unnamed() string {
+	if len(t.unreadable) > 0 {
+		return "files of the context could not be read: " + clipText(t.unreadable[0], 200)
+	}
+	return "only Docker knows which image a base with variables in its name is"
 }
 
 // variant tells builds of one tree apart.

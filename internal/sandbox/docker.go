@@ -20,6 +20,9 @@ import (
 // starts.
 const dockerPatience = 10 * time.Second
 
+// firstPing is how long it waits for an engine that should be up.
+const firstPing = 3 * time.Second
+
 // dockerCall is one call of a Docker tool: the instance, and its engine, which
 // has answered. Close it.
 type dockerCall struct {
@@ -43,7 +46,11 @@ func (s *Service) docker(ctx context.Context, instanceID string) (*dockerCall, e
 		return nil, err
 	}
 	d := &dockerCall{s: s, lease: l, config: res.Config, guest: g, engine: docker.NewEngine(g.DialContext)}
-	if err := d.engine.Ping(ctx); err != nil {
+	// An engine that still starts may accept a connection and not answer.
+	first, cancel := context.WithTimeout(ctx, firstPing)
+	err = d.engine.Ping(first)
+	cancel()
+	if err != nil {
 		if err := s.waitDocker(ctx, g, dockerPatience); err != nil {
 			d.close()
 			return nil, err

@@ -119,7 +119,7 @@ func (b *build) run(ctx context.Context) (*DockerBuildResult, error) {
 	}
 	if b.key == "" {
 		b.cachedTag, b.out.CachedImageTag = "", nil
-		b.warn("the image is not kept as a cached one, because files of the context could not be read: %s", clipText(b.tree.unreadable[0], 200))
+		b.warn("the image is not kept as a cached one, because %s", b.tree.unnamed())
 	}
 	if !r.NoCache {
 		if done, err := b.reuse(ctx); done || err != nil {

@@ -233,6 +233,9 @@ func (d *dockerCall) composeUp(ctx context.Context, c docker.Compose, run docker
 func (d *dockerCall) composeProject(ctx context.Context, c docker.Compose, run dockerRun) (docker.Project, *CommandResult, error) {
 	c.Action, c.Services = "config", nil
 	run.args, run.timeout, run.limit = c.Args(), composeConfigWithin, maxOutputBytes
+	// Values of variables and files are in what it prints: no line of it is for
+	// people who watch.
+	run.watch = func(guest.Output) {}
 	res, err := d.run(ctx, run)
 	if err != nil || res.ExitCode != 0 {
 		return docker.Project{}, res, err

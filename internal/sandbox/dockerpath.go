@@ -22,12 +22,17 @@ func (d *dockerCall) workspacePath(p string) string {
 	return guestPath(d.lease, p)
 }
 
+const (
+	resolveWithin = 30 * time.Second // in the guest
+	maxResolved   = 64 << 10         // bytes of each stream that are kept
+)
+
 // resolve finds where paths really are in the guest, symlinks followed. One
 // that does not exist, or leads out of the guest's copy of the workspace, is
 // INVALID_ARGUMENT: a symlink that a workspace brings along must not decide
 // which files Docker sees.
 func (d *dockerCall) resolve(ctx context.Context, parameter string, paths ...string) ([]string, error) {
-	base := guestPath(d.lease, "")
+	outer, base := ctx, guestPath(d.lease, "")
 	argv := []string{"realpath", "-e", "-z", "--", base}
 	for _, p := range paths {
 		if err := checkGuestPath(parameter, p); err != nil {
@@ -35,16 +40,18 @@ func (d *dockerCall) resolve(ctx context.Context, parameter string, paths ...str
 		}
 		argv = append(argv, d.workspacePath(p))
 	}
+	ctx, cancel := context.WithTimeout(ctx, resolveWithin+commandSlack)
+	defer cancel()
 	var out, errs strings.Builder
-	p, err := d.guest.Run(ctx, guest.NewID("path-"), guest.Spec{Argv: argv, Dir: "/", Timeout: 30 * time.Second}, func(o guest.Output) {
-		if o.Stream == guest.Stdout {
-			out.Write(o.Data)
-		} else {
-			errs.Write(o.Data)
+	p, err := d.guest.Run(ctx, guest.NewID("path-"), guest.Spec{Argv: argv, Dir: "/", Timeout: resolveWithin}, func(o guest.Output) {
+		b := &out
+		if o.Stream != guest.Stdout {
+			b = &errs
 		}
+		b.Write(o.Data[:min(len(o.Data), maxResolved-b.Len())])
 	})
 	if err != nil {
-		return nil, d.s.guestFault(ctx, d.lease, "looking for "+parameter, err)
+		return nil, d.s.silent(outer, d.lease, "looking for "+parameter, err)
 	}
 	found := strings.Split(strings.TrimSuffix(out.String(), "\x00"), "\x00")
 	if p.ExitCode != 0 || len(found) != len(argv)-4 {

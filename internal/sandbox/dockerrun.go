@@ -47,7 +47,13 @@ func (s *Service) DockerRun(ctx context.Context, r DockerRunRequest) (*DockerRun
 	if r.Command != "" {
 		run.Argv = docker.Argv(r.Command)
 	}
-	shown := run.Args()
+	// As in run_command, values of variables are not recorded or shown.
+	bare := run
+	bare.Env = maps.Clone(r.Env)
+	for k := range bare.Env {
+		bare.Env[k] = "********"
+	}
+	shown := bare.Args()
 	run.Env = withConnection(d.lease, r.Env)
 	run.Labels = map[string]string{runLabel: strings.TrimPrefix(mark, runLabel+"=")}
 	res, err := d.run(ctx, dockerRun{tool: "docker_run", args: run.Args(), shown: shown, timeout: timeout})

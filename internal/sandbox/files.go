@@ -150,6 +150,12 @@ func (s *Service) SyncInstanceToWorkspace(ctx context.Context, r SyncFromInstanc
 	default:
 		return nil, fault.New(fault.InvalidArgument, "on_conflict is %q; it must be fail, keep_host or keep_guest", r.OnConflict)
 	}
+	// What must not travel is what the lease says once no call injects any more.
+	unlock, err := s.preparing.lock(ctx, r.InstanceID)
+	if err != nil {
+		return nil, fault.Wrap(err, fault.Cancelled, "sync_instance_to_workspace was cancelled")
+	}
+	defer unlock()
 	l, g, err := s.bound(ctx, r.InstanceID)
 	if err != nil {
 		return nil, err

@@ -172,10 +172,12 @@ func (s *Service) prepareDocker(ctx context.Context, l store.Lease, g *guest.Cli
 		return fault.Wrap(err, fault.Cancelled, "prepare_workspace was cancelled")
 	}
 	defer unlock()
-	if err := s.prepareServices(ctx, l, g, e, cfg, r, out); err != nil {
-		return err
+	// Another call may have changed what the lease remembers while this one
+	// waited.
+	if l, err = s.store.LiveLease(ctx, l.InstanceID); err != nil {
+		return s.ended(ctx, out.InstanceID, err)
 	}
-	return nil
+	return s.prepareServices(ctx, l, g, e, cfg, r, out)
 }
 
 // servicesReady reports whether there are services, and all of them answer.

@@ -159,7 +159,7 @@ func passwordsFor(l store.Lease, wanted []services.Service, old connectionRecord
 			continue
 		}
 		list[i].Password = old.Passwords[w.Container]
-		if list[i].Password == "" && specOf(l).VM.From != "" && l.ParentSnapshot == "" {
+		if list[i].Password == "" && specOf(l).VM.From != "" {
 			list[i] = services.Known{Password: services.NewPassword(), Fresh: true}
 		}
 	}

@@ -272,7 +272,7 @@ func (p Place) fault(ctx context.Context, s Service, err error, format string, a
 	case errors.As(err, &f):
 		return f
 	}
-	return fault.New(fault.ServiceNotReady, format, args...).Because("%s", s.hide(oneLine(err.Error()))).
+	return fault.New(fault.ServiceNotReady, format, args...).Because("%s", oneLine(s.hide(err.Error()))).
 		With("service", s.Name).With("container", s.Container).
 		Next("look at it with run_command: docker ps -a, docker logs %s", s.Container).
 		Next("then call prepare_workspace again")

@@ -55,7 +55,9 @@ func (p Place) Await(ctx context.Context, r *Running, w Wait) error {
 	signs := newSigns(began)
 	said := "it was not asked yet"
 	for pause := 100 * time.Millisecond; ; pause = min(pause*3/2, 3*time.Second) {
-		c, err := p.Engine.Container(ctx, r.ID)
+		look, cancel := context.WithTimeout(ctx, lookLimit)
+		c, err := p.Engine.Container(look, r.ID)
+		cancel()
 		switch {
 		case ctx.Err() != nil:
 			return p.fault(ctx, r.Service, err, "")
@@ -66,7 +68,10 @@ func (p Place) Await(ctx context.Context, r *Running, w Wait) error {
 		case !c.Running() && (c.Restarts >= crashes || c.Status == "exited" || c.Status == "dead"):
 			// Not while it runs: this time it may stay, and its exit code is 0.
 			f := p.notReady(ctx, r, began, "the server keeps ending, the last time with exit code "+strconv.Itoa(c.ExitCode)+"; its container was stopped")
-			if err := p.Engine.StopContainer(ctx, r.ID, stopGrace); err != nil && ctx.Err() != nil {
+			stop, cancel := context.WithTimeout(ctx, stopGrace+lookLimit)
+			err := p.Engine.StopContainer(stop, r.ID, stopGrace)
+			cancel()
+			if err != nil && ctx.Err() != nil {
 				return p.fault(ctx, r.Service, err, "")
 			}
 			return f
@@ -128,7 +133,7 @@ func (p Place) probe(ctx context.Context, r *Running) (ready bool, said string) 
 		if answer == r.kind.answer {
 			return true, ""
 		}
-		return false, r.hide(oneLine(answer), r.passwords...)
+		return false, oneLine(r.hide(answer, r.passwords...))
 	}
 	for _, password := range r.passwords {
 		s := r.Service
@@ -137,18 +142,22 @@ func (p Place) probe(ctx context.Context, r *Running) (ready bool, said string) 
 		x, err := p.Engine.Exec(ctx, docker.Exec{Container: r.ID, Argv: c.Argv, Env: c.Env})
 		switch {
 		case err != nil:
-			return false, r.hide(oneLine(err.Error()), r.passwords...)
+			return false, oneLine(r.hide(err.Error(), r.passwords...))
 		case x.ExitCode == 0 && strings.TrimSpace(x.Stdout) == s.kind.answer:
 			r.Password = password
 			return true, ""
 		}
-		said = r.hide(oneLine(x.Stderr+" "+x.Stdout), r.passwords...)
+		said = oneLine(r.hide(x.Stderr+" "+x.Stdout, r.passwords...))
 		if said == "" {
 			said = "the query ended with exit code " + strconv.Itoa(x.ExitCode)
 		}
 	}
 	return false, said
 }
+
+// lookLimit bounds one look at a container: an engine that hangs is no server
+// that is awaited.
+const lookLimit = 15 * time.Second
 
 // askLimit bounds one question over a connection.
 const askLimit = 5 * time.Second
@@ -185,6 +194,8 @@ func (p Place) look(ctx context.Context, r *Running, s *signs, now time.Time) {
 	if now.Sub(s.at) < 5*time.Second {
 		return
 	}
+	ctx, cancel := context.WithTimeout(ctx, lookLimit)
+	defer cancel()
 	if log, err := p.Engine.LastLog(ctx, r.ID, 3); err == nil && log != s.log {
 		s.log, s.last = log, now
 	}
@@ -201,10 +212,12 @@ func (p Place) notReady(ctx context.Context, r *Running, began time.Time, said s
 	f := fault.New(fault.ServiceNotReady, "%s did not answer within %.0f s", r.Name, time.Since(began).Seconds()).
 		Because("%s", said).
 		With("service", r.Name).With("container", r.Container).With("image", r.Image).With("attempts", r.Attempts)
+	ctx, cancel := context.WithTimeout(ctx, lookLimit)
+	defer cancel()
 	if log, err := p.Engine.LastLog(ctx, r.ID, logLines); err == nil {
 		var lines []string
 		for _, l := range strings.Split(log, "\n") {
-			if l = r.hide(oneLine(l), r.passwords...); l != "" {
+			if l = oneLine(r.hide(l, r.passwords...)); l != "" {
 				lines = append(lines, l)
 			}
 		}
@@ -229,7 +242,7 @@ func (p Place) Adopt(ctx context.Context, r *Running, password string) error {
 	defer cancel()
 	x, err := p.Engine.Exec(ctx, docker.Exec{Container: r.ID, Argv: c.Argv, Env: c.Env})
 	if err == nil && x.ExitCode != 0 {
-		err = errors.New(oneLine(x.Stderr + " " + x.Stdout))
+		err = errors.New(x.Stderr + " " + x.Stdout)
 	}
 	if err != nil {
 		f := p.fault(ctx, r.Service, errors.New(r.hide(err.Error(), password)), "%s could not be given a password of its own", r.Name)
