@@ -21,7 +21,7 @@ bin/sandboxforge image build minimal
 bin/sandboxforge image build default
 lap images
 # shellcheck disable=SC2086 # TEST_ARGS is a list of words
-$GO test -race -count=1 -timeout 40m ${TEST_ARGS:-} ./...
+$GO test -race -count=1 -timeout 75m ${TEST_ARGS:-} ./...
 lap "go test"
 # Last, in a run of its own: nothing may be left of all that.
 $GO test -count=1 -run TestNothingIsLeft ./test/leftovers -args -check
