@@ -124,6 +124,11 @@ func (c *Client) write(ctx context.Context, line []byte) error {
 	case <-c.done:
 		return c.reason()
 	}
+	// Not one byte is written for who has left already, which costs nothing.
+	if err := context.Cause(ctx); err != nil {
+		<-c.writing
+		return err
+	}
 	stop := context.AfterFunc(ctx, func() { c.conn.Close() })
 	_, err := c.conn.Write(line)
 	cut := !stop()

@@ -41,6 +41,8 @@ type limits struct {
 	kvmSilence, tcgSilence time.Duration // see vm_linux.go
 	flattenDelay           time.Duration // see flatten_linux.go
 	flattenSpeed           int64
+	jobEnd                 time.Duration // see flatten_linux.go
+	diskSwitch             time.Duration // see save_linux.go
 }
 
 // blindForTests is set by the linker where whole programs are tested: see
@@ -64,7 +66,7 @@ func New(c Config) (*Backend, error) {
 				Next("make it writable, or set SANDBOXFORGE_HOME to a directory that is")
 		}
 	}
-	return &Backend{c: c, limits: limits{kvmTrial, tcgTrial, kvmSilence, tcgSilence, flattenDelay, flattenSpeed}, blind: blindForTests != ""}, nil
+	return &Backend{c: c, limits: limits{kvmTrial, tcgTrial, kvmSilence, tcgSilence, flattenDelay, flattenSpeed, jobEnd, saveLimit}, blind: blindForTests != ""}, nil
 }
 
 // Name implements backend.Backend.

@@ -31,12 +31,36 @@ type scripted struct {
 	nodes  map[string]string // file names, by name
 	top    string            // the node that the guest writes to
 
+	under   map[string]string // the node below, by name
+	backing map[string]string // what it is called, by name
+	lose    string            // a command that is done and not answered
+	ignore  string            // a command that is neither
+	cut     string            // a command that is done, and the connection ends
+	still   int               // how often the run state is that of a migration that has ended
+	job     string            // status of the flattening job
+	noJobs  int               // how often QEMU refuses to list its jobs
+	dead    bool              // it was asked for nodes while a job had ended
+
 	memory   int64          // of the guest, in bytes
 	transfer string         // state of a migration
 	to       net.Conn       // where the memory goes
 	sending  sync.WaitGroup // the pages that are sent while the guest runs
 	torn     bool           // the memory is to end in the middle
 	sent     func() bool    // called when that is done; false: QEMU goes on with it for ever
+}
+
+// lowestNode is of the saved disk that lies on the image.
+const lowestNode = "#block1"
+
+func (q *scripted) depth(node string) int {
+	switch below := q.under[node]; {
+	case node == lowestNode:
+		return 1
+	case below == "":
+		return 0
+	default:
+		return q.depth(below) + 1
+	}
 }
 
 // migrate sends the guest's memory, pages of zeros but for the first.
@@ -93,8 +117,11 @@ func (q *scripted) complete() {
 func (q *scripted) answer(command string, args json.RawMessage) (any, string) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if command == q.refuse {
+	switch command {
+	case q.refuse:
 		return nil, "told to refuse"
+	case q.ignore:
+		return struct{}{}, ""
 	}
 	var a struct {
 		Node     string `json:"node-name"`
@@ -102,6 +129,8 @@ func (q *scripted) answer(command string, args json.RawMessage) (any, string) {
 		Overlay  string `json:"overlay"`
 		Filename string `json:"filename"`
 		URI      string `json:"uri"`
+		BaseNode string `json:"base-node"`
+		Backing  string `json:"backing-file"`
 		File     struct {
 			Filename string `json:"filename"`
 		} `json:"file"`
@@ -112,10 +141,42 @@ func (q *scripted) answer(command string, args json.RawMessage) (any, string) {
 	switch command {
 	case "stop":
 		q.paused = true
+	case "query-status":
+		if q.still > 0 {
+			q.still--
+			return map[string]any{"status": "finish-migrate"}, ""
+		}
 	case "cont":
+		if q.still > 0 {
+			return nil, "Migration is not finalized yet"
+		}
 		q.paused = false
 	case "query-named-block-nodes":
-		return []any{map[string]any{"node-name": q.top, "image": map[string]any{"virtual-size": 1 << 30}}}, ""
+		q.dead = q.dead || q.job == "concluded"
+		nodes := []any{map[string]any{"node-name": lowestNode, "drv": "qcow2", "backing_file_depth": 1}}
+		for name := range q.nodes {
+			nodes = append(nodes, map[string]any{
+				"node-name": name, "drv": "qcow2", "backing_file_depth": q.depth(name),
+				"image": map[string]any{"virtual-size": 1 << 30, "backing-filename": q.backing[name]},
+			})
+		}
+		return nodes, ""
+	case "block-stream":
+		if q.job != "" {
+			return nil, "job ID in use"
+		}
+		q.job, q.under[q.top], q.backing[q.top] = "concluded", a.BaseNode, a.Backing
+	case "query-jobs":
+		if q.noJobs > 0 {
+			q.noJobs--
+			return nil, "told to refuse"
+		}
+		if q.job == "" {
+			return []any{}, ""
+		}
+		return []any{map[string]any{"id": flattenJob, "status": q.job}}, ""
+	case "job-dismiss":
+		q.job = ""
 	case "blockdev-add":
 		if q.nodes[a.Node] != "" {
 			return nil, "duplicate node name"
@@ -146,7 +207,7 @@ func (q *scripted) answer(command string, args json.RawMessage) (any, string) {
 		if a.Base != q.top || q.nodes[a.Overlay] == "" {
 			return nil, "no such node, or not the one that is written to"
 		}
-		q.top = a.Overlay
+		q.under[a.Overlay], q.top = a.Base, a.Overlay
 	case "xen-save-devices-state":
 		if err := os.WriteFile(a.Filename, []byte("devices"), 0o600); err != nil {
 			return nil, err.Error()
@@ -168,6 +229,13 @@ func (q *scripted) serve(c net.Conn) {
 			continue
 		}
 		result, refused := q.answer(m.Execute, m.Arguments)
+		switch m.Execute {
+		case q.lose, q.ignore:
+			continue
+		case q.cut:
+			c.Close()
+			return
+		}
 		out := map[string]any{"id": m.ID, "return": result}
 		if refused != "" {
 			out = map[string]any{"id": m.ID, "error": map[string]any{"class": "GenericError", "desc": refused}}
@@ -214,7 +282,10 @@ func scriptedVM(t *testing.T, b *Backend, from string) (*vm, *scripted) {
 	t.Cleanup(func() { unix.Munmap(mem) })
 	mem[size/2] = 1
 
-	q := &scripted{nodes: map[string]string{rootNode: record.disk(b.dir("vm-1"))}, top: rootNode, memory: int64(size)}
+	q := &scripted{
+		nodes: map[string]string{rootNode: record.disk(b.dir("vm-1"))}, top: rootNode, memory: int64(size),
+		under: map[string]string{rootNode: lowestNode}, backing: map[string]string{},
+	}
 	ours, theirs := net.Pipe()
 	var wg sync.WaitGroup
 	wg.Go(func() { q.serve(theirs) })

@@ -7,11 +7,13 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
 	"sandboxforge/internal/fault"
 	"sandboxforge/internal/host"
+	"sandboxforge/internal/qmp"
 )
 
 // Each save of a VM that goes on adds a disk to the chain below the guest's. A
@@ -35,6 +37,9 @@ const (
 	flattenRoom = 1 << 30
 	// flattenJob is the job's name in QEMU.
 	flattenJob = "flatten"
+	// jobEnd is how long a job that was cancelled may take to end, and QEMU to
+	// tell of one again after it failed to.
+	jobEnd = 30 * time.Second
 )
 
 // flattener is the flattening of a VM's chain in the background. While it works
@@ -49,7 +54,7 @@ type flattener struct {
 // startFlattening begins one in the background, after a while, if the chain is
 // long. The caller has the VM to itself.
 func (v *vm) startFlattening() {
-	if v.record.Layers < flattenLayers {
+	if v.record.Layers < flattenLayers || v.unsure {
 		return
 	}
 	f := &v.flat
@@ -73,17 +78,23 @@ func (v *vm) startFlattening() {
 	}()
 }
 
-// stopFlattening ends what startFlattening began and waits for that.
+// stopFlattening ends what startFlattening began and waits for that. Not with the
+// mutex: who stops the VM needs it, and ends what is waited for.
 func (v *vm) stopFlattening() {
 	f := &v.flat
 	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.cancel == nil {
+	cancel, done := f.cancel, f.done
+	f.mu.Unlock()
+	if cancel == nil {
 		return
 	}
-	f.cancel()
-	<-f.done
-	f.cancel = nil
+	cancel()
+	<-done
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.done == done {
+		f.cancel = nil
+	}
 }
 
 // endFlattening ends it for good, and does not wait: a QEMU that is told to quit
@@ -98,10 +109,28 @@ func (v *vm) endFlattening() {
 	}
 }
 
+// flattenNow flattens for a save that needs it. What matters is that there is room
+// for another disk then.
+func (v *vm) flattenNow(caller context.Context) error {
+	ctx, cancel := context.WithTimeoutCause(caller, saveLimit,
+		fault.New(fault.BackendCommandFailed, "the disks of the VM %s were not flattened within %s", v.name, saveLimit).
+			Next("try again when the host's disk is less busy"))
+	defer cancel()
+	err := v.flatten(ctx, 0)
+	if err != nil && v.record.Layers < maxLayers {
+		v.b.c.Logger.Warn("the disks of the VM were flattened, with errors", "vm", v.name, "error", err)
+		return nil
+	}
+	return err
+}
+
 // flatten shortens the chain to the lowest saved disk, at most speed bytes a
 // second; 0: as fast as it goes. When it fails or ctx ends, the chain is as it
 // was, or flattened all the same.
 func (v *vm) flatten(ctx context.Context, speed int64) error {
+	if err := v.settleFlattening(ctx); err != nil {
+		return err
+	}
 	chain, err := statesBelow(v.record.Parent)
 	if err != nil {
 		return err
@@ -110,7 +139,11 @@ func (v *vm) flatten(ctx context.Context, speed int64) error {
 		return nil
 	}
 	vdir, base := v.b.dir(v.name), chain[len(chain)-1]
-	nodes, err := v.nodesBelow(ctx, len(chain))
+	all, err := v.blockNodes(ctx)
+	if err != nil {
+		return err
+	}
+	nodes, err := v.nodesBelow(all, len(chain))
 	if err != nil {
 		return err
 	}
@@ -121,13 +154,16 @@ func (v *vm) flatten(ctx context.Context, speed int64) error {
 	if err := userOf(ctx, base, func() error { return addUser(base, vdir, needsDisk) }); err != nil {
 		return err
 	}
-	start := time.Now()
 	jobErr := v.blockStream(ctx, nodes[len(nodes)-1], filepath.Join(base, stateDisk), speed)
+	if v.jobbed { // the next try settles it
+		return jobErr
+	}
 	// Whatever the job said, and also when ctx has ended: how is it now?
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 30*time.Second)
 	defer cancel()
 	now, err := v.blockNodes(ctx)
 	if err != nil {
+		v.jobbed = true
 		return errors.Join(jobErr, err)
 	}
 	top, below := now[v.node], now[nodes[len(nodes)-1]]
@@ -137,7 +173,15 @@ func (v *vm) flatten(ctx context.Context, speed int64) error {
 		}
 		return jobErr
 	}
-	for _, n := range nodes[:len(nodes)-1] {
+	return v.flattened(ctx, chain, nodes[:len(nodes)-1])
+}
+
+// flattened records that the guest's disk lies on the lowest of the chain, and
+// lets go of the others: of nodes in QEMU, and of the states' disks that only
+// this VM needs.
+func (v *vm) flattened(ctx context.Context, chain, nodes []string) error {
+	vdir, base := v.b.dir(v.name), chain[len(chain)-1]
+	for _, n := range nodes {
 		// Those that QEMU opened by itself are gone already. The others would
 		// hold their files open.
 		_ = v.control.Do(ctx, "blockdev-del", map[string]any{"node-name": n}, nil)
@@ -148,13 +192,18 @@ func (v *vm) flatten(ctx context.Context, speed int64) error {
 	if err := writeJSON(filepath.Join(vdir, vmFile), r, false); err != nil {
 		return err // what the old record needs stays
 	}
-	v.b.c.Logger.Info("the disks of the VM were flattened", "vm", v.name, "layers", len(chain), "took", time.Since(start))
+	v.b.c.Logger.Info("the disks of the VM were flattened", "vm", v.name, "layers", len(chain))
+	// The chain is short, whatever becomes of the rest: what is kept too long
+	// costs room, and goes with the VM.
 	for _, dir := range chain[:len(chain)-1] {
 		if err := userOf(ctx, dir, func() error { return removeUser(dir, vdir, needsDisk) }); err != nil {
-			return err
+			v.b.c.Logger.Warn("a saved disk is kept for a VM that does not need it any more", "vm", v.name, "state", dir, "error", err)
 		}
 	}
-	return v.b.collect(ctx, chain[0])
+	if err := v.b.collect(ctx, chain[0]); err != nil {
+		v.b.c.Logger.Warn("saved disks that nobody needs were not removed", "vm", v.name, "state", chain[0], "error", err)
+	}
+	return nil
 }
 
 // userOf changes who needs a state, under its lock: a removal that runs at the
@@ -220,6 +269,9 @@ type nodeInfo struct {
 	Name   string `json:"node-name"`
 	Driver string `json:"drv"`
 	Depth  int    `json:"backing_file_depth"` // how many disks lie below
+	Image  struct {
+		Backing string `json:"backing-filename"` // as it was called when this one was laid on it
+	} `json:"image"`
 }
 
 func (v *vm) blockNodes(ctx context.Context) (map[string]nodeInfo, error) {
@@ -236,11 +288,7 @@ func (v *vm) blockNodes(ctx context.Context) (map[string]nodeInfo, error) {
 
 // nodesBelow finds QEMU's nodes of the count disks below the guest's, the next
 // one first. A VM has one chain only, so depth alone tells.
-func (v *vm) nodesBelow(ctx context.Context, count int) ([]string, error) {
-	all, err := v.blockNodes(ctx)
-	if err != nil {
-		return nil, err
-	}
+func (v *vm) nodesBelow(all map[string]nodeInfo, count int) ([]string, error) {
 	top, there := all[v.node]
 	if !there {
 		return nil, fmt.Errorf("QEMU has no block node %q", v.node)
@@ -266,54 +314,153 @@ func (v *vm) nodesBelow(ctx context.Context, count int) ([]string, error) {
 
 // blockStream has QEMU copy what lies between the guest's disk and a base into the
 // guest's, and waits for it. When ctx ends, the job is cancelled and waited for
-// too.
+// too, for a while.
 func (v *vm) blockStream(ctx context.Context, base, file string, speed int64) error {
-	if err := v.control.Do(ctx, "block-stream", map[string]any{
+	if err := context.Cause(ctx); err != nil {
+		return err
+	}
+	// Not under ctx: whether the job has begun must be known.
+	ask, cancel := context.WithTimeout(context.WithoutCancel(ctx), v.b.limits.jobEnd)
+	defer cancel()
+	v.jobbed = true
+	if err := v.control.Do(ask, "block-stream", map[string]any{
 		"job-id": flattenJob, "device": v.node, "base-node": base, "backing-file": file,
 		"speed": speed, "auto-dismiss": false, "on-error": "report",
 	}, nil); err != nil {
+		var refused *qmp.Error
+		v.jobbed = !errors.As(err, &refused)
 		return err
 	}
-	wait := ctx
-	cancelled := false
-	for {
-		var jobs []struct {
-			ID     string `json:"id"`
-			Status string `json:"status"`
-			Error  string `json:"error"`
+	j, err := v.endOfJob(ctx, speed)
+	switch {
+	case err != nil:
+		return err
+	case j == nil:
+		return errors.New("the job is gone")
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
+	case j.Error != "":
+		return fmt.Errorf("QEMU could not flatten the disks: %s", j.Error)
+	}
+	return nil
+}
+
+// job is what QEMU says of one.
+type job struct {
+	ID     string `json:"id"`
+	Status string `json:"status"`
+	Error  string `json:"error"`
+}
+
+// flattenJob asks QEMU for the job; nil: there is none.
+func (v *vm) flattenJob(ctx context.Context) (*job, error) {
+	var jobs []job
+	if err := v.control.Do(ctx, "query-jobs", nil, &jobs); err != nil {
+		return nil, err
+	}
+	for _, j := range jobs {
+		if j.ID == flattenJob {
+			return &j, nil
 		}
-		// Not under ctx: the job has to be seen to its end.
-		ask, cancel := context.WithTimeout(context.WithoutCancel(ctx), 30*time.Second)
-		err := v.control.Do(ask, "query-jobs", nil, &jobs)
-		if err == nil && ctx.Err() != nil && !cancelled {
-			cancelled = true
-			wait = context.WithoutCancel(ctx)
-			_ = v.control.Do(ask, "job-cancel", map[string]any{"id": flattenJob}, nil) // ended already
+	}
+	return nil, nil
+}
+
+// settleFlattening learns what became of a flattening whose end nobody saw. Its
+// job may be in QEMU still, and keeps its name; and QEMU 7.2 dies when it is asked
+// for its block nodes while a job that has ended is in its list, so this comes
+// before whatever asks for them.
+func (v *vm) settleFlattening(ctx context.Context) (err error) {
+	if !v.jobbed {
+		return nil
+	}
+	defer func() {
+		if v.jobbed = err != nil; v.jobbed {
+			err = fault.Wrap(err, fault.BackendCommandFailed, "QEMU does not say what became of the flattening of the disks of the VM %s", v.name)
+		}
+	}()
+	ended, cancel := context.WithCancel(ctx)
+	cancel()
+	if _, err := v.endOfJob(ended, 0); err != nil {
+		return err
+	}
+	chain, err := statesBelow(v.record.Parent)
+	if err != nil || len(chain) < 2 {
+		return err
+	}
+	all, err := v.blockNodes(ctx)
+	if err != nil {
+		return err
+	}
+	top, there := all[v.node]
+	if !there {
+		return fmt.Errorf("QEMU has no block node %q", v.node)
+	}
+	if top.Image.Backing != filepath.Join(chain[len(chain)-1], stateDisk) {
+		return nil
+	}
+	// Those between, the highest first: each holds the next.
+	var between []nodeInfo
+	for _, n := range all {
+		if n.Driver == "qcow2" && n.Name != v.node && n.Depth >= top.Depth {
+			between = append(between, n)
+		}
+	}
+	slices.SortFunc(between, func(a, b nodeInfo) int { return b.Depth - a.Depth })
+	var names []string
+	for _, n := range between {
+		names = append(names, n.Name)
+	}
+	return v.flattened(ctx, chain, names)
+}
+
+// endOfJob waits until the job has ended, takes it from QEMU's list and returns
+// it; nil: there is none. When ctx ends, the job is cancelled. QEMU may fail to
+// answer for a while, unless it is gone.
+func (v *vm) endOfJob(ctx context.Context, speed int64) (*job, error) {
+	patience := v.b.limits.jobEnd
+	whole := context.WithoutCancel(ctx) // the job has to be seen to its end
+	var cancelled, unanswered time.Time // since when; zero: not
+	for {
+		asked := time.Now()
+		ask, cancel := context.WithTimeout(whole, patience)
+		j, err := v.flattenJob(ask)
+		if err == nil && j != nil && j.Status == "concluded" {
+			if err = v.control.Do(ask, "job-dismiss", map[string]any{"id": flattenJob}, nil); err == nil {
+				cancel()
+				v.jobbed = false
+				return j, nil
+			}
 		}
 		cancel()
-		if err != nil {
-			return err
-		}
-		found := false
-		for _, j := range jobs {
-			if j.ID != flattenJob {
-				continue
+		switch {
+		case err != nil:
+			if unanswered.IsZero() {
+				unanswered = asked
 			}
-			found = true
-			if j.Status != "concluded" {
-				continue
+			if errors.Is(err, qmp.ErrClosed) || time.Since(unanswered) > patience {
+				return nil, err
 			}
-			_ = v.control.Do(wait, "job-dismiss", map[string]any{"id": flattenJob}, nil)
-			if j.Error != "" {
-				return fmt.Errorf("QEMU could not flatten the disks: %s", j.Error)
+		case j == nil:
+			v.jobbed = false
+			return nil, nil
+		default:
+			unanswered = time.Time{}
+		}
+		wait, poll := ctx, 100*time.Millisecond
+		if ctx.Err() != nil {
+			wait, poll = whole, 5*time.Millisecond
+			switch {
+			case err != nil: // ask again first
+			case cancelled.IsZero():
+				cancelled = time.Now()
+				ask, cancel := context.WithTimeout(whole, patience)
+				_ = v.control.Do(ask, "job-cancel", map[string]any{"id": flattenJob}, nil) // ended already
+				cancel()
+			case time.Since(cancelled) > patience:
+				return nil, fmt.Errorf("the job that flattens the disks does not end: it is %s", j.Status)
 			}
-			return context.Cause(ctx)
-		}
-		if !found {
-			return errors.New("the job is gone")
-		}
-		poll := 100 * time.Millisecond
-		if cancelled || speed == 0 {
+		} else if speed == 0 {
 			poll = 5 * time.Millisecond
 		}
 		_ = pauseBriefly(wait, poll)

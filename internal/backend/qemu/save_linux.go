@@ -15,6 +15,7 @@ import (
 	"sandboxforge/internal/backend"
 	"sandboxforge/internal/fault"
 	"sandboxforge/internal/host"
+	"sandboxforge/internal/qmp"
 )
 
 // save is one saving of a VM.
@@ -54,9 +55,17 @@ func (v *vm) Save(ctx context.Context, dir string, o backend.SaveOptions) (_ bac
 	if !filepath.IsAbs(dir) {
 		return backend.SavedState{}, fault.New(fault.InvalidArgument, "%.80q is not an absolute path", dir)
 	}
+	if v.unsure {
+		return backend.SavedState{}, fault.New(fault.BackendCommandFailed, "the VM %s cannot be saved any more", v.name).
+			Because("an earlier save lost QEMU's answer, so that nobody knows which disk the guest writes to").
+			Next("take what is needed out of the VM, and make a new one")
+	}
+	if err := v.settleFlattening(ctx); err != nil {
+		return backend.SavedState{}, err
+	}
 	if v.record.Layers >= maxLayers && !o.End {
 		o.Progress.Report("save", "flattening the VM's disks")
-		if err := v.flatten(ctx, 0); err != nil {
+		if err := v.flattenNow(ctx); err != nil {
 			return backend.SavedState{}, err
 		}
 	}
@@ -198,10 +207,23 @@ func (s *save) do(ctx context.Context, command string, args any) error {
 	return nil
 }
 
-// goOn lets the guest run again, also when the time for the save is up.
+// goOn lets the guest run again, also when the time for the save is up. QEMU
+// says that a migration has ended a moment before it has left the run state of
+// one, in which it refuses to go on.
 func (s *save) goOn(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 30*time.Second)
 	defer cancel()
+	for {
+		var is struct {
+			Status string `json:"status"`
+		}
+		if err := s.v.control.Do(ctx, "query-status", nil, &is); err != nil || is.Status != "finish-migrate" {
+			break // cont has the better error
+		}
+		if err := pauseBriefly(ctx, time.Millisecond); err != nil {
+			return fault.Wrap(err, fault.BackendCommandFailed, "QEMU does not end the migration of the VM %s, which stands still", s.v.name)
+		}
+	}
 	return s.do(ctx, "cont", nil)
 }
 
@@ -319,14 +341,29 @@ func (s *save) freeze(ctx context.Context, memory *memoryOf) (runs [][2]int64, e
 }
 
 // switchDisk has the guest, which stands still, write to its new disk from now
-// on.
+// on. It has a time of its own: a command that is cut off may be done or not.
 func (s *save) switchDisk(ctx context.Context) error {
 	if s.o.End {
 		return nil
 	}
 	v := s.v
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), v.b.limits.diskSwitch)
+	defer cancel()
 	if err := s.do(ctx, "blockdev-snapshot", map[string]any{"node": v.node, "overlay": s.node}); err != nil {
-		return err
+		var refused *qmp.Error
+		if errors.As(err, &refused) {
+			return err
+		}
+		switched, unknown := s.switched(ctx)
+		if unknown != nil {
+			// Nothing that the guest may be writing to is removed.
+			s.moved, v.unsure = true, true
+			return errors.Join(err, unknown)
+		}
+		if !switched {
+			return err
+		}
+		v.b.c.Logger.Warn("QEMU did not answer, and the guest has its new disk", "vm", v.name, "error", err)
 	}
 	// The VM needs the state's disk from now on, whatever becomes of the save.
 	vdir := v.b.dir(v.name)
@@ -340,6 +377,26 @@ func (s *save) switchDisk(ctx context.Context) error {
 	}
 	os.Remove(old) // its other name is the state's
 	return nil
+}
+
+// switched asks QEMU whether the new disk lies on the one that the guest had,
+// also when ctx has ended. Until it does, it lies on nothing.
+func (s *save) switched(ctx context.Context) (bool, error) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 30*time.Second)
+	defer cancel()
+	nodes, err := s.v.blockNodes(ctx)
+	if err != nil {
+		return false, err
+	}
+	old, ok := nodes[s.v.node]
+	next, there := nodes[s.node]
+	switch {
+	case ok && there && next.Depth == 0:
+		return false, nil
+	case ok && there && next.Depth == old.Depth+1:
+		return true, nil
+	}
+	return false, fmt.Errorf("QEMU does not say whether the disk %s lies on %s", s.node, s.v.node)
 }
 
 // saveDevices writes the state of all but memory and disk.

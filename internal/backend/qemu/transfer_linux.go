@@ -59,8 +59,11 @@ func (s *save) transfer(caller context.Context) (err error) {
 		if err != nil {
 			in.cancel()
 		}
-		if gone := in.stop(); err == nil {
+		if gone := in.stop(); err == nil && gone != nil {
 			err = gone
+			if s.o.End { // it was to end with the save, and stands still
+				err = errors.Join(err, s.goOn(ctx))
+			}
 		}
 	}()
 	stopped := s.v.accel.name == "tcg"

@@ -45,6 +45,8 @@ type vm struct {
 	saving sync.Mutex // held by Save, which has the rest
 	node   string     // block node that the guest writes to
 	saves  int        // how often it was to get a new one
+	unsure bool       // nobody knows which disk the guest writes to
+	jobbed bool       // what became of a flattening is not known; see settleFlattening
 	// record is what QEMU does. vm.json may lag behind: a full disk can keep it
 	// from being written when the guest has its new disk already.
 	record *vmRecord
