@@ -22,6 +22,7 @@ import (
 	"github.com/klauspost/compress/zstd"
 
 	"sandboxforge/internal/fault"
+	hostfs "sandboxforge/internal/host"
 )
 
 // Load is a container image that a guest image brings along: it is in Docker
@@ -171,13 +172,16 @@ func prepareLoad(ctx context.Context, l Load, arch, target string) (id string, e
 		if err := tw.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: 0o644, Size: size}); err != nil {
 			return err
 		}
-		_, err := io.Copy(tw, r)
-		return err
+		h := sha256.New()
+		if _, err := io.Copy(tw, io.TeeReader(r, h)); err != nil {
+			return err
+		}
+		return checkBlob(name, h.Sum(nil))
 	}
 	if err := put(savedIndex, int64(len(index)), bytes.NewReader(index)); err != nil {
 		return "", err
 	}
-	want := map[string]bool{parts.config: true}
+	want, seen := map[string]bool{parts.config: true}, map[string]bool{}
 	for _, p := range parts.layers {
 		want[p] = true
 	}
@@ -190,12 +194,19 @@ func prepareLoad(ctx context.Context, l Load, arch, target string) (id string, e
 	})
 	if err == nil {
 		err = a.each(func(name string, h *tar.Header, r io.Reader) error {
+			if seen[name] { // and which of the two was looked at?
+				return fmt.Errorf("%s is in it twice", name)
+			}
 			if !want[name] {
 				return nil
 			}
 			delete(want, name)
+			seen[name] = true
 			switch h.Typeflag {
 			case tar.TypeReg:
+				if err := roomFor(l, name, h.Size, filepath.Dir(target)); err != nil {
+					return err
+				}
 				return put(name, h.Size, r)
 			case tar.TypeSymlink:
 				return tw.WriteHeader(&tar.Header{Typeflag: tar.TypeSymlink, Name: name, Linkname: h.Linkname, Mode: 0o777})
@@ -212,8 +223,8 @@ func prepareLoad(ctx context.Context, l Load, arch, target string) (id string, e
 		if ctx.Err() != nil {
 			return "", ctx.Err()
 		}
-		if e := diskFull(err, filepath.Dir(target)); e != err {
-			return "", e
+		if fault.Is(err, fault.InsufficientDisk) {
+			return "", diskFull(err, filepath.Dir(target))
 		}
 		return "", bad("%v", err)
 	}
@@ -221,6 +232,36 @@ func prepareLoad(ctx context.Context, l Load, arch, target string) (id string, e
 		return "", err
 	}
 	return parts.id, nil
+}
+
+// loadRoom is what has to stay free beside the archives of container images, in
+// bytes.
+const loadRoom = 2 << 30
+
+// roomFor fails if an entry of an archive does not fit below dir. A small archive
+// may hold an entry of any size.
+func roomFor(l Load, entry string, size int64, dir string) error {
+	free, err := hostfs.DiskFree(dir)
+	if err != nil {
+		return err
+	}
+	if size <= free-loadRoom {
+		return nil
+	}
+	return fault.New(fault.InsufficientDisk, "no space on the host to load %s: %s in %s has %d MiB, and %d MiB are free, of which %d have to stay so",
+		l.Reference, entry, l.Path, size>>20, free>>20, int64(loadRoom)>>20).
+		Next("free disk space below %s, or set SANDBOXFORGE_HOME to a larger disk", dir).
+		With("directory", dir).With("free_bytes", free).With("needed_bytes", size+loadRoom)
+}
+
+var blobName = regexp.MustCompile(`^blobs/sha256/[0-9a-f]{64}$`)
+
+// checkBlob fails if an entry that is named for its digest has another.
+func checkBlob(name string, sum []byte) error {
+	if blobName.MatchString(name) && path.Base(name) != hex.EncodeToString(sum) {
+		return fmt.Errorf("%s in it has the digest %x", name, sum)
+	}
+	return nil
 }
 
 // savedIndex is the index of docker save.
@@ -287,12 +328,19 @@ func (a *archive) files(names ...string) (map[string][]byte, error) {
 		if !slices.Contains(names, name) || h.Typeflag != tar.TypeReg {
 			return nil
 		}
+		if found[name] != nil {
+			return fmt.Errorf("%s is in it twice", name)
+		}
 		if h.Size > maxIndex {
 			return fmt.Errorf("%s in it has %d bytes", name, h.Size)
 		}
-		data, err := io.ReadAll(r)
+		data, err := io.ReadAll(r) // not nil, even of nothing
+		if err != nil {
+			return err
+		}
 		found[name] = data
-		return err
+		sum := sha256.Sum256(data)
+		return checkBlob(name, sum[:])
 	})
 	return found, err
 }

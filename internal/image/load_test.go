@@ -7,6 +7,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -70,6 +71,18 @@ func TestPrepareLoad(t *testing.T) {
 	layout := func(index string) []byte {
 		return archiveOf(t, member{name: "oci-layout", body: `{"imageLayoutVersion":"1.0.0"}`}, member{name: "index.json", body: index}, conf, l1, l2, man, platforms)
 	}
+	// forged is a whole layout, but for one blob that has another content of the
+	// same meaning.
+	forged := func(name string) []byte {
+		all := []member{{name: "oci-layout", body: `{"imageLayoutVersion":"1.0.0"}`}, {name: "index.json", body: `{"manifests":[{"digest":"` + digestIn(man) + `"}]}`}}
+		for _, m := range []member{conf, l1, l2, man} {
+			if m.name == name {
+				m.body += " "
+			}
+			all = append(all, m)
+		}
+		return archiveOf(t, all...)
+	}
 	gz := func(b []byte) []byte {
 		var out bytes.Buffer
 		w := gzip.NewWriter(&out)
@@ -99,17 +112,23 @@ func TestPrepareLoad(t *testing.T) {
 		"OCI layout with platforms": {layout(`{"manifests":[{"digest":"` + digestIn(platforms) + `"}]}`), blobs, ""},
 		"OCI layout with two images, one called so": {layout(`{"manifests":[{"digest":"` + digestIn(foreign) + `"},{"digest":"` + digestIn(man) + `","annotations":{"io.containerd.image.name":"docker.io/library/my:1"}}]}`), blobs, ""},
 
-		"no tar":                {[]byte(strings.Repeat("x", 4096)), nil, "not a tar"},
-		"empty":                 {nil, nil, "not a tar"},
-		"cut off":               {whole[:len(whole)/2], nil, ""},
-		"a tar of something":    {archiveOf(t, member{name: "etc/passwd", body: "x"}), nil, "neither"},
-		"an old Docker's":       {archiveOf(t, member{name: "repositories", body: "{}"}), nil, "1.10"},
-		"a layer is missing":    {saved(`"my:1"`), nil, "missing"},
-		"another architecture":  {archiveOf(t, member{name: "manifest.json", body: `[{"Config":"c","Layers":[]}]`}, member{name: "c", body: `{"architecture":"s390x","os":"linux"}`}), nil, "s390x"},
-		"two images":            {archiveOf(t, member{name: "manifest.json", body: `[{"Config":"c"},{"Config":"d"}]`}), nil, "2 images"},
-		"nonsense for an index": {archiveOf(t, member{name: "manifest.json", body: `{`}), nil, "not understood"},
-		"a digest that is none": {layout(`{"manifests":[{"digest":"sha256:../../x"}]}`), nil, "digest"},
-		"an index in itself":    {layout(`{"manifests":[]}`), nil, "0 images"},
+		"no tar":                        {[]byte(strings.Repeat("x", 4096)), nil, "not a tar"},
+		"empty":                         {nil, nil, "not a tar"},
+		"cut off":                       {whole[:len(whole)/2], nil, ""},
+		"a tar of something":            {archiveOf(t, member{name: "etc/passwd", body: "x"}), nil, "neither"},
+		"an old Docker's":               {archiveOf(t, member{name: "repositories", body: "{}"}), nil, "1.10"},
+		"a layer is missing":            {saved(`"my:1"`), nil, "missing"},
+		"another architecture":          {archiveOf(t, member{name: "manifest.json", body: `[{"Config":"c","Layers":[]}]`}, member{name: "c", body: `{"architecture":"s390x","os":"linux"}`}), nil, "s390x"},
+		"two images":                    {archiveOf(t, member{name: "manifest.json", body: `[{"Config":"c"},{"Config":"d"}]`}), nil, "2 images"},
+		"nonsense for an index":         {archiveOf(t, member{name: "manifest.json", body: `{`}), nil, "not understood"},
+		"a digest that is none":         {layout(`{"manifests":[{"digest":"sha256:../../x"}]}`), nil, "digest"},
+		"a layer twice":                 {saved(`"my:1"`, member{name: "b/layer.tar", body: "two"}, member{name: "./a/layer.tar", body: "other"}), nil, "twice"},
+		"a configuration twice":         {saved(`"my:1"`, member{name: "b/layer.tar", body: "two"}, member{name: "c.json", body: imageConfig}), nil, "c.json is in it twice"},
+		"a layer twice, once as a link": {saved(`"my:1"`, member{name: "b/layer.tar", body: "two"}, member{name: "b/layer.tar", link: "../a/layer.tar"}), nil, "twice"},
+		"a layer that is another's":     {forged(l2.name), nil, "digest"},
+		"a manifest that is another's":  {forged(man.name), nil, "digest"},
+		"a configuration of another":    {forged(conf.name), nil, "digest"},
+		"an index in itself":            {layout(`{"manifests":[]}`), nil, "0 images"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
@@ -268,5 +287,50 @@ func TestComposePreloads(t *testing.T) {
 	}
 	if found[strings.TrimPrefix(PreloadDir, "/")+"/load-000.tar"] != "archive" {
 		t.Errorf("the archive is not in the image: %v", found)
+	}
+}
+
+// TestPrepareLoadBound: a small archive does not fill the host's disk, and the
+// error says so.
+func TestPrepareLoadBound(t *testing.T) {
+	const size = 1 << 50
+	dir := t.TempDir()
+	from, to := filepath.Join(dir, "in"), filepath.Join(dir, "out.tar")
+	// A sparse file, all hole. The tar writer makes none: the records that say so
+	// are written as a file, whose type is changed then.
+	records := paxRecord("GNU.sparse.major", "0") + paxRecord("GNU.sparse.minor", "1") + paxRecord("GNU.sparse.size", fmt.Sprint(size)) +
+		paxRecord("GNU.sparse.numblocks", "1") + paxRecord("GNU.sparse.map", fmt.Sprintf("%d,0", size))
+	data := archiveOf(t, member{name: "pax", body: records}, member{name: "layer"})
+	data[156] = 'x'
+	sum := int('x') - int('0')
+	var old int
+	if _, err := fmt.Sscanf(string(data[148:154]), "%o", &old); err != nil {
+		t.Fatal(err)
+	}
+	copy(data[148:], fmt.Sprintf("%06o", old+sum))
+	head := archiveOf(t, member{name: "manifest.json", body: `[{"Config":"c","Layers":["layer"]}]`},
+		member{name: "c", body: `{"architecture":"amd64","os":"linux","rootfs":{"diff_ids":["sha256:1"]}}`})
+	data = append(head[:len(head)-1024], data...) // without the end of the first
+	if err := os.WriteFile(from, data, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	sha, err := fileSum(t.Context(), from)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = prepareLoad(t.Context(), Load{Reference: "my:1", Path: from, ArchiveSHA256: sha}, "amd64", to)
+	if !fault.Is(err, fault.InsufficientDisk) || !strings.Contains(err.Error(), "layer in "+from) || !strings.Contains(err.Error(), fmt.Sprint(size>>20)) {
+		t.Errorf("%v", err)
+	}
+	if info, err := os.Stat(to); err != nil || info.Size() > 1<<20 {
+		t.Errorf("written: %v, %v", info, err)
+	}
+}
+
+func paxRecord(k, v string) string {
+	for n := len(k) + len(v) + 3; ; n++ {
+		if r := fmt.Sprintf("%d %s=%s\n", n, k, v); len(r) == n {
+			return r
+		}
 	}
 }

@@ -59,7 +59,11 @@ func (b *builder) rootStage(ctx context.Context, work, packages string) (*made, 
 	}
 	say(0.93, "make the file system")
 	root := filepath.Join(dir, rootFile)
-	if err := b.makeFileSystem(ctx, tree, root); err != nil {
+	size, err := b.rootBytes(archives)
+	if err != nil {
+		return nil, err
+	}
+	if err := b.makeFileSystem(ctx, tree, root, size); err != nil {
 		return nil, err
 	}
 	b.opt.report(Progress{Stage: "check", Message: "check the file system", Fraction: 0.96})
@@ -119,24 +123,32 @@ func (b *builder) loads(ctx context.Context, work string, say func(float64, stri
 }
 
 // rootBytes is the size of the root file system. What is loaded takes room three
-// times: the archive, what Docker unpacks it to on its way, and the layers, which
-// may have been compressed.
-func (b *builder) rootBytes() int64 {
+// times: the archive as prepareLoad wrote it, what Docker unpacks it to on its
+// way, and the layers, which may have been compressed.
+func (b *builder) rootBytes(archives []string) (int64, error) {
+	var l int64
+	for _, a := range archives {
+		info, err := os.Stat(a)
+		if err != nil {
+			return 0, err
+		}
+		l += info.Size()
+	}
 	n := int64(b.recipe.SizeMiB) << 20
-	if l := int64(b.loadBytes()); l > 0 {
+	if l > 0 {
 		n += (5*l + 64<<20) &^ (1<<20 - 1)
 	}
-	return n
+	return n, nil
 }
 
 // makeFileSystem fills a sparse file with an ext4 of the tree. No loop device
 // and no mount: mkfs copies the tree itself.
-func (b *builder) makeFileSystem(ctx context.Context, tree, root string) error {
+func (b *builder) makeFileSystem(ctx context.Context, tree, root string, size int64) error {
 	f, err := os.OpenFile(root, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o644)
 	if err != nil {
 		return err
 	}
-	if err := errors.Join(f.Truncate(b.rootBytes()), f.Close()); err != nil {
+	if err := errors.Join(f.Truncate(size), f.Close()); err != nil {
 		return err
 	}
 	err = b.run(ctx, child{argv: b.inNamespace(b.tools.find("mkfs.ext4"), "-q", "-F", "-L", "sandboxforge", "-m", "1",

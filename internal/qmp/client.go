@@ -114,8 +114,9 @@ func finish(command string, m *message, result any) error {
 	return nil
 }
 
-// write sends one line. A write that ctx cuts off leaves half a command on the
-// stream, so the connection is closed then.
+// write sends one line. What has been begun is written whole, also when ctx ends
+// meanwhile: half a command would be the end of the connection, and with it of the
+// VM.
 func (c *Client) write(ctx context.Context, line []byte) error {
 	select {
 	case c.writing <- struct{}{}:
@@ -124,23 +125,28 @@ func (c *Client) write(ctx context.Context, line []byte) error {
 	case <-c.done:
 		return c.reason()
 	}
-	// Not one byte is written for who has left already, which costs nothing.
-	if err := context.Cause(ctx); err != nil {
+	if err := context.Cause(ctx); err != nil { // both were true
 		<-c.writing
 		return err
 	}
-	stop := context.AfterFunc(ctx, func() { c.conn.Close() })
-	_, err := c.conn.Write(line)
-	cut := !stop()
-	<-c.writing
-	switch {
-	case cut:
+	written := make(chan error, 1)
+	go func() { // ends with the connection at the latest
+		_, err := c.conn.Write(line)
+		if err != nil {
+			c.conn.Close()
+		}
+		<-c.writing
+		written <- err
+	}()
+	select {
+	case err := <-written:
+		if err != nil {
+			return fmt.Errorf("%w: %w", ErrClosed, err)
+		}
+		return nil
+	case <-ctx.Done():
 		return context.Cause(ctx)
-	case err != nil:
-		c.conn.Close()
-		return fmt.Errorf("%w: %w", ErrClosed, err)
 	}
-	return nil
 }
 
 // Events hands out QEMU's events, oldest first. It is closed when the

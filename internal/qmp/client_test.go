@@ -162,6 +162,24 @@ func TestContextEndsOnlyItsOwnCommand(t *testing.T) {
 	}
 }
 
+// TestEndedContextLeavesTheConnection: a command for somebody who has left
+// already is not begun.
+func TestEndedContextLeavesTheConnection(t *testing.T) {
+	c := connect(t, peer(t, func(say func(string, ...any), r request) {
+		say(`{"return": {}, "id": %d}`, r.ID)
+	}))
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	for range 100 { // there are two ways to notice
+		if err := c.Do(ctx, "x", nil, nil); !errors.Is(err, context.Canceled) {
+			t.Fatal(err)
+		}
+	}
+	if err := c.Do(t.Context(), "y", nil, nil); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestEndOfConnection(t *testing.T) {
 	ours, theirs := net.Pipe()
 	go func() {
