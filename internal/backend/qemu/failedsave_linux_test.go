@@ -38,6 +38,7 @@ type scripted struct {
 	cut     string            // a command that is done, and the connection ends
 	still   int               // how often the run state is that of a migration that has ended
 	job     string            // status of the flattening job
+	began   func()            // called when a job has begun, which then never ends
 	noJobs  int               // how often QEMU refuses to list its jobs
 	dead    bool              // it was asked for nodes while a job had ended
 
@@ -164,6 +165,11 @@ func (q *scripted) answer(command string, args json.RawMessage) (any, string) {
 	case "block-stream":
 		if q.job != "" {
 			return nil, "job ID in use"
+		}
+		if q.began != nil {
+			q.job = "running"
+			q.began()
+			break
 		}
 		q.job, q.under[q.top], q.backing[q.top] = "concluded", a.BaseNode, a.Backing
 	case "query-jobs":

@@ -1,6 +1,7 @@
 package qemu
 
 import (
+	"context"
 	"errors"
 	"io/fs"
 	"os"
@@ -194,6 +195,61 @@ func TestFlatteningThatCannotCleanUp(t *testing.T) {
 		if _, err := os.Lstat(userLink(dir, vdir, needsDisk)); (err == nil) != (i == 1) {
 			t.Errorf("%s has the VM as its user: %v", dir, err)
 		}
+	}
+}
+
+// TestFlatteningThatDoesNotEnd: a job that QEMU does not cancel is not waited for
+// for ever, and nothing is asked of QEMU's disks before it has ended.
+func TestFlatteningThatDoesNotEnd(t *testing.T) {
+	v, q, base, tmp := lowestState(t)
+	saveThrice(t, v, tmp)
+	ctx, cancel := context.WithCancel(t.Context())
+	q.began, v.b.limits.jobEnd = cancel, 50*time.Millisecond
+	if err := v.flatten(ctx, 0); err == nil {
+		t.Fatal("it did not fail")
+	}
+	four := filepath.Join(tmp, "four")
+	if _, err := v.Save(t.Context(), four, backend.SaveOptions{}); err == nil {
+		t.Error("the VM was saved beside the job")
+	}
+	if _, err := os.Lstat(four); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("something was begun: %v", err)
+	}
+	q.began, q.job, v.b.limits.jobEnd = nil, "concluded", jobEnd
+	if err := v.flatten(t.Context(), 0); err != nil {
+		t.Fatal(err)
+	}
+	flat(t, v, q, base)
+}
+
+// TestSaveAtTheLayerLimit: a save needs the chain short, and no more than that.
+func TestSaveAtTheLayerLimit(t *testing.T) {
+	v, q, base, tmp := lowestState(t)
+	states := saveThrice(t, v, tmp)
+	v.record.Layers = maxLayers
+	q.refuse = "block-stream"
+	four := filepath.Join(tmp, "four")
+	if _, err := v.Save(t.Context(), four, backend.SaveOptions{}); err == nil {
+		t.Error("saved, with more disks than there may be")
+	}
+	if _, err := os.Lstat(four); !errors.Is(err, fs.ErrNotExist) || q.paused {
+		t.Errorf("something was begun: %v", err)
+	}
+	q.refuse = ""
+	// Its users cannot be changed.
+	users := filepath.Join(states[1], stateUsers)
+	if err := os.RemoveAll(users); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(users, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	st, err := v.Save(t.Context(), four, backend.SaveOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if st.Parent != base || v.record.Layers != 2 {
+		t.Errorf("saved on %s, and the VM has %d layers", st.Parent, v.record.Layers)
 	}
 }
 
