@@ -57,6 +57,11 @@ func (x ExecCommand) Args() []string {
 	return append(append(args, "--", x.Container), x.Argv...)
 }
 
+// Args is the argument list of the `docker logs` that prints the same.
+func (l Logs) Args() []string {
+	return append(append([]string{"logs"}, logOptions(l.Tail, l.Follow, l.Since)...), l.Container)
+}
+
 func logOptions(tail int, follow bool, since string) []string {
 	args := []string{"--tail=" + strconv.Itoa(tail)}
 	if follow {

@@ -98,7 +98,6 @@ type ContainerDetail struct {
 	Error     string    // why it could not be started
 	StartedAt time.Time // zero if it never was
 	TTY       bool      // its output is one stream
-	PID       int       // in the guest, 0 unless it runs
 	Restarts  int       // by the engine, since it was last started by somebody
 	Env       []string
 	Labels    map[string]string
@@ -123,7 +122,6 @@ func (e *Engine) Container(ctx context.Context, name string) (ContainerDetail, e
 			ExitCode  int
 			Error     string
 			StartedAt time.Time
-			Pid       int
 		}
 		Config struct {
 			Image  string
@@ -143,7 +141,7 @@ func (e *Engine) Container(ctx context.Context, name string) (ContainerDetail, e
 	}
 	c := ContainerDetail{
 		ID: r.ID, Name: strings.TrimPrefix(r.Name, "/"), ImageID: r.Image, Image: r.Config.Image, Status: r.State.Status,
-		ExitCode: r.State.ExitCode, Error: r.State.Error, PID: r.State.Pid, TTY: r.Config.Tty, Env: r.Config.Env, Labels: r.Config.Labels,
+		ExitCode: r.State.ExitCode, Error: r.State.Error, TTY: r.Config.Tty, Env: r.Config.Env, Labels: r.Config.Labels,
 		Restarts: r.RestartCount, Addresses: map[string]string{}, Fixed: map[string]string{},
 	}
 	if r.State.StartedAt.Year() > 1 {
@@ -163,7 +161,6 @@ type NewContainer struct {
 	Name    string
 	Image   string // reference or id; it must be there
 	Env     []string
-	Cmd     []string // nil: the image's
 	Labels  map[string]string
 	Network string // "" for the default one
 	Address string // IPv4 in Network, "" for any
@@ -175,9 +172,6 @@ type NewContainer struct {
 // CreateContainer makes a container and does not start it.
 func (e *Engine) CreateContainer(ctx context.Context, n NewContainer) (id string, err error) {
 	in := map[string]any{"Image": n.Image, "Env": n.Env, "Labels": n.Labels, "Hostname": n.Name}
-	if n.Cmd != nil {
-		in["Cmd"] = n.Cmd
-	}
 	host := map[string]any{}
 	if n.Restart {
 		host["RestartPolicy"] = map[string]any{"Name": "unless-stopped"}

@@ -18,7 +18,6 @@ type Exec struct {
 	Container string
 	Argv      []string
 	Env       []string // added to the container's
-	User      string   // "": the container's
 }
 
 // ExecResult is how it ended.
@@ -33,7 +32,7 @@ func (e *Engine) Exec(ctx context.Context, x Exec) (ExecResult, error) {
 	var made struct {
 		ID string `json:"Id"`
 	}
-	in := map[string]any{"Cmd": x.Argv, "Env": x.Env, "User": x.User, "AttachStdout": true, "AttachStderr": true}
+	in := map[string]any{"Cmd": x.Argv, "Env": x.Env, "AttachStdout": true, "AttachStderr": true}
 	if err := e.do(ctx, http.MethodPost, "/containers/"+url.PathEscape(x.Container)+"/exec", in, &made); err != nil {
 		return ExecResult{}, err
 	}

@@ -72,6 +72,15 @@ func (e *Engine) Network(ctx context.Context, name string) (Network, error) {
 	return n, nil
 }
 
+// HasNetwork reports whether there is a network of that name.
+func (e *Engine) HasNetwork(ctx context.Context, name string) (bool, error) {
+	_, err := e.Network(ctx, name)
+	if errors.Is(err, ErrNotFound) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
 // EnsureNetwork makes a bridge network unless there is one of that name. A new
 // one has room for fixed addresses (Network.Fixed), so that what is restarted is
 // found where it was, and is left alone by a clean-up.

@@ -41,11 +41,11 @@ func (s *Service) docker(ctx context.Context, instanceID string) (*dockerCall, e
 	if err != nil {
 		return nil, err
 	}
-	res := s.resolveConfig(l.WorkspaceRoot, specOf(l).overrides())
-	if err := res.Err(); err != nil {
+	cfg, err := s.leaseConfig(l)
+	if err != nil {
 		return nil, err
 	}
-	d := &dockerCall{s: s, lease: l, config: res.Config, guest: g, engine: docker.NewEngine(g.DialContext)}
+	d := &dockerCall{s: s, lease: l, config: cfg, guest: g, engine: docker.NewEngine(g.DialContext)}
 	// An engine that still starts may accept a connection and not answer.
 	first, cancel := context.WithTimeout(ctx, firstPing)
 	err = d.engine.Ping(first)

@@ -68,15 +68,10 @@ func (s *Service) DockerCompose(ctx context.Context, r DockerComposeRequest) (*D
 		res, err = d.runLog(ctx, w, run)
 	case "exec":
 		c.Argv = docker.Shell(r.Command)
-		run.shown = c.Args()
-		c.Env = connection(d.lease)
-		mark := guest.NewID("")
-		c.Env[execMark] = mark
-		run.args = c.Args()
-		res, err = d.run(ctx, run)
-		if err != nil && (fault.Is(err, fault.CommandTimedOut) || fault.Is(err, fault.Cancelled) || fault.Is(err, fault.OutcomeUnknown)) {
-			err = fault.From(err).With("container_processes_killed", d.killMarked(ctx, execMark+"="+mark))
-		}
+		res, err = d.runMarked(ctx, run, func(env map[string]string) []string {
+			c.Env = env
+			return c.Args()
+		})
 	default:
 		run.args = c.Args()
 		res, err = d.run(ctx, run)
@@ -264,14 +259,8 @@ func (d *dockerCall) ensureNetwork(ctx context.Context) (status string, err erro
 		}
 		return "existing", nil
 	}
-	created, err := d.engine.EnsureNetwork(ctx, name)
-	switch {
-	case err != nil:
-		return "", d.engineFault(ctx, fmt.Sprintf("making the network %s", name), err)
-	case created:
-		return "created", nil
-	}
-	return "existing", nil
+	status, err = ensureNetwork(ctx, d.engine, name)
+	return status, d.engineFault(ctx, fmt.Sprintf("making the network %s", name), err)
 }
 
 func (d *dockerCall) writeOverlay(ctx context.Context, name string, data []byte) error {

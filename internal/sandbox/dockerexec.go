@@ -56,16 +56,12 @@ func (s *Service) DockerExec(ctx context.Context, r DockerExecRequest) (*DockerE
 			Next("read what it printed with docker_logs").
 			Next("start one with docker_run or docker_compose")
 	}
-	mark := guest.NewID("")
 	x := docker.ExecCommand{Container: r.Container, Argv: docker.Shell(r.Command)}
-	shown := x.Args()
-	x.Env = withConnection(d.lease, nil)
-	x.Env[execMark] = mark
-	res, err := d.run(ctx, dockerRun{tool: "docker_exec", args: x.Args(), shown: shown, timeout: timeout})
+	res, err := d.runMarked(ctx, dockerRun{tool: "docker_exec", timeout: timeout}, func(env map[string]string) []string {
+		x.Env = env
+		return x.Args()
+	})
 	if err != nil {
-		if fault.Is(err, fault.CommandTimedOut) || fault.Is(err, fault.Cancelled) || fault.Is(err, fault.OutcomeUnknown) {
-			err = fault.From(err).With("container_processes_killed", d.killMarked(ctx, execMark+"="+mark))
-		}
 		return nil, err
 	}
 	if dockerRefused(res) {
@@ -94,6 +90,23 @@ func dockerRefused(r *CommandResult) bool {
 		}
 	}
 	return false
+}
+
+// runMarked runs a docker command that executes something in a container: args
+// makes its arguments with variables for what is executed. These are the
+// connection's, which are not shown, and a mark by which that is found and killed
+// if it does not end with the docker program.
+func (d *dockerCall) runMarked(ctx context.Context, r dockerRun, args func(env map[string]string) []string) (*CommandResult, error) {
+	r.shown = args(nil)
+	mark := guest.NewID("")
+	env := connection(d.lease)
+	env[execMark] = mark
+	r.args = args(env)
+	res, err := d.run(ctx, r)
+	if err != nil && (fault.Is(err, fault.CommandTimedOut) || fault.Is(err, fault.Cancelled) || fault.Is(err, fault.OutcomeUnknown)) {
+		err = fault.From(err).With("container_processes_killed", d.killMarked(ctx, execMark+"="+mark))
+	}
+	return res, err
 }
 
 // killMarked reports whether no process with the mark is left in the guest.

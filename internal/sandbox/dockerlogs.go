@@ -116,7 +116,8 @@ func (s *Service) DockerLogs(ctx context.Context, r DockerLogsRequest) (*DockerL
 		return nil, d.engineFault(ctx, "reading the container's log", err)
 	}
 	res := DockerLogsResult{InstanceID: r.InstanceID, Container: r.Container}
-	res.CommandResult = *commandResult(w.shown(r.Container), "", guest.Process{Status: guest.StatusExited}, out, errs)
+	same := docker.Logs{Container: r.Container, Tail: w.tail, Follow: w.follow > 0, Since: w.since}
+	res.CommandResult = *commandResult(shellQuote(append([]string{"docker"}, same.Args()...)), "", guest.Process{Status: guest.StatusExited}, out, errs)
 	res.DurationMS = time.Since(began).Milliseconds()
 	return &res, nil
 }
@@ -139,16 +140,4 @@ func (w logWindow) engineSince(now time.Time) (string, error) {
 		}
 	}
 	return "", fault.New(fault.InvalidArgument, "since is %.80q; it must be a time such as 2026-01-02T15:04:05Z or an age such as 10m", w.since)
-}
-
-// shown is the command that would print the same.
-func (w logWindow) shown(container string) string {
-	argv := []string{"docker", "logs", "--tail=" + strconv.Itoa(w.tail)}
-	if w.follow > 0 {
-		argv = append(argv, "--follow")
-	}
-	if w.since != "" {
-		argv = append(argv, "--since="+w.since)
-	}
-	return shellQuote(append(argv, container))
 }

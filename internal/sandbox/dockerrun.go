@@ -39,7 +39,8 @@ func (s *Service) DockerRun(ctx context.Context, r DockerRunRequest) (*DockerRun
 		return nil, err
 	}
 	detach := orDefault(r.Detach, true)
-	mark := runLabel + "=" + guest.NewID("")
+	id := guest.NewID("")
+	mark := runLabel + "=" + id
 	run := docker.Run{
 		Image: r.Image, Name: r.Name, Volumes: r.Volumes, Ports: r.Ports, Workdir: r.Workdir, Network: network,
 		Detach: detach, Privileged: r.Privileged, Env: r.Env,
@@ -55,7 +56,7 @@ func (s *Service) DockerRun(ctx context.Context, r DockerRunRequest) (*DockerRun
 	}
 	shown := bare.Args()
 	run.Env = withConnection(d.lease, r.Env)
-	run.Labels = map[string]string{runLabel: strings.TrimPrefix(mark, runLabel+"=")}
+	run.Labels = map[string]string{runLabel: id}
 	res, err := d.run(ctx, dockerRun{tool: "docker_run", args: run.Args(), shown: shown, timeout: timeout})
 	if err != nil {
 		if cerr := d.removeMarked(ctx, mark); cerr != nil {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"time"
 
@@ -115,7 +116,7 @@ func (s *Service) prepare(ctx context.Context, l store.Lease, g *guest.Client, r
 		}
 		out.Warnings = append(out.Warnings, "Docker does not answer yet: "+dockerErr.Error())
 		if wanted, err := services.Wanted(res.Config.Infra); err == nil && len(wanted) > 0 && out.IncludeServices && res.Config.Infra.IncludeServicesByDefault {
-			out.Warnings = append(out.Warnings, "so these services were not started: "+serviceNames(wanted)+"; call prepare_workspace again")
+			out.Warnings = append(out.Warnings, "so these services were not started: "+strings.Join(services.Names(wanted), ", ")+"; call prepare_workspace again")
 		}
 	} else {
 		out.RuntimeReady = true
@@ -153,14 +154,9 @@ func (s *Service) prepareDocker(ctx context.Context, l store.Lease, g *guest.Cli
 	e := docker.NewEngine(g.DialContext)
 	defer e.Close()
 	if cfg.Infra.EnsureNetwork {
-		created, err := e.EnsureNetwork(ctx, out.Network.Name)
-		if err != nil {
+		if out.Network.Status, err = ensureNetwork(ctx, e, out.Network.Name); err != nil {
 			return fault.Wrap(err, fault.DockerCommandFailed, "the network %s could not be made", out.Network.Name).
 				Next("call prepare_workspace again, or look at `docker network ls` with run_command")
-		}
-		out.Network.Status = "existing"
-		if created {
-			out.Network.Status = "created"
 		}
 	}
 	if !out.IncludeServices {
@@ -296,6 +292,18 @@ const networkSuffix = "-sandbox"
 // defaultNetwork is the network that templates have: that of the default
 // configuration.
 const defaultNetwork = "lima-net" + networkSuffix
+
+// ensureNetwork makes a network unless it is there, and says which.
+func ensureNetwork(ctx context.Context, e *docker.Engine, name string) (status string, err error) {
+	created, err := e.EnsureNetwork(ctx, name)
+	switch {
+	case err != nil:
+		return "", err
+	case created:
+		return "created", nil
+	}
+	return "existing", nil
+}
 
 // networkName is the Docker network of an instance.
 func networkName(cfg config.Config) string {

@@ -82,7 +82,7 @@ func (p preparation) run(ctx context.Context, g *guest.Client, e *docker.Engine)
 	if err != nil {
 		return fault.Wrap(err, fault.DockerCommandFailed, "the network of the services is gone")
 	}
-	place := services.Place{Engine: e, Dial: g.DialContext, Network: n, Report: func(line string) { report(ctx, Progress{Stage: "services", Message: line}) }}
+	place := placeOf(ctx, g, e, n)
 	return together(len(p.services), func(i int) error {
 		r, err := place.Start(ctx, p.services[i], services.Known{})
 		if err != nil {

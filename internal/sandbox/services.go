@@ -6,7 +6,6 @@ import (
 	"errors"
 	"maps"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -76,7 +75,7 @@ func (s *Service) prepareServices(ctx context.Context, l store.Lease, g *guest.C
 		if out.Network.Status == "skipped" {
 			out.Network.Status = "existing"
 		}
-		place = services.Place{Engine: e, Dial: g.DialContext, Network: n, Report: func(line string) { report(ctx, Progress{Stage: "services", Message: line}) }}
+		place = placeOf(ctx, g, e, n)
 		shall = passwordsFor(l, wanted, old)
 		if l, err = s.rememberFresh(ctx, l, wanted, shall, old); err != nil {
 			return err
@@ -138,6 +137,12 @@ func (s *Service) prepareServices(ctx context.Context, l store.Lease, g *guest.C
 	}
 	_, err = s.recordConnection(ctx, l, rec)
 	return err
+}
+
+// placeOf is where services run in a guest; what goes on there is reported to
+// ctx's sink.
+func placeOf(ctx context.Context, g *guest.Client, e *docker.Engine, n docker.Network) services.Place {
+	return services.Place{Engine: e, Dial: g.DialContext, Network: n, Report: func(line string) { report(ctx, Progress{Stage: "services", Message: line}) }}
 }
 
 func (s *Service) recordConnection(ctx context.Context, l store.Lease, c connectionRecord) (store.Lease, error) {
@@ -301,15 +306,6 @@ func (s *Service) writeHosts(ctx context.Context, l store.Lease, g *guest.Client
 		return s.guestFault(ctx, l, "writing the guest's "+file, err)
 	}
 	return nil
-}
-
-// serviceNames is for messages.
-func serviceNames(list []services.Service) string {
-	var names []string
-	for _, w := range list {
-		names = append(names, w.Name)
-	}
-	return strings.Join(names, ", ")
 }
 
 // checkServiceTimeout checks prepare_workspace's parameter.

@@ -114,14 +114,19 @@ func (p Place) open(ctx context.Context, r *Running) bool {
 	if p.Dial == nil || r.Address == "" {
 		return true
 	}
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, askLimit)
 	defer cancel()
-	c, err := p.Dial(ctx, "tcp", net.JoinHostPort(r.Address, strconv.Itoa(r.Port)))
+	c, err := p.connect(ctx, r)
 	if err != nil {
 		return false
 	}
 	c.Close()
 	return true
+}
+
+// connect opens a connection to the service's port.
+func (p Place) connect(ctx context.Context, r *Running) (net.Conn, error) {
+	return p.Dial(ctx, "tcp", net.JoinHostPort(r.Address, strconv.Itoa(r.Port)))
 }
 
 // probe asks the server once, with each password that may be in force, and says
@@ -159,7 +164,7 @@ func (p Place) probe(ctx context.Context, r *Running) (ready bool, said string) 
 // that is awaited.
 const lookLimit = 15 * time.Second
 
-// askLimit bounds one question over a connection.
+// askLimit bounds a connection to a port, and one question over it.
 const askLimit = 5 * time.Second
 
 // ask asks the server over a connection to its port. An error says that this
@@ -170,7 +175,7 @@ func (p Place) ask(ctx context.Context, r *Running) (string, error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, askLimit)
 	defer cancel()
-	c, err := p.Dial(ctx, "tcp", net.JoinHostPort(r.Address, strconv.Itoa(r.Port)))
+	c, err := p.connect(ctx, r)
 	if err != nil {
 		return "", err
 	}

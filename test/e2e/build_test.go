@@ -34,7 +34,7 @@ func newBuilder(t testing.TB) *builder {
 // sh runs a script in the context.
 func (b *builder) sh(t testing.TB, script string) string {
 	t.Helper()
-	return b.script(t, b.id, "set -e; mkdir -p /workspace/"+b.dir+"; cd /workspace/"+b.dir+"\n"+script)
+	return b.output(t, b.id, "set -e; mkdir -p /workspace/"+b.dir+"; cd /workspace/"+b.dir+"\n"+script)
 }
 
 // with adds to the arguments of a build of the context.
@@ -608,7 +608,7 @@ func TestBuildThatFillsTheDisk(t *testing.T) {
 	sv := st.start(t)
 	inst := sv.create(t, obj{"workspace_root": st.workspace, "wait_for_ready": true,
 		"overrides": obj{"vm": obj{"disk_gib": 4}, "build": obj{"min_free_gib": 0.1}}})
-	sv.script(t, inst.InstanceID, makeToolbox)
+	sv.output(t, inst.InstanceID, makeToolbox)
 	args := obj{"instance_id": inst.InstanceID, "context_path": ".", "image_tag": "big:1"}
 	ctx, cancel := contextFor(8 * time.Minute)
 	defer cancel()
@@ -617,6 +617,6 @@ func TestBuildThatFillsTheDisk(t *testing.T) {
 		t.Fatalf("a build that fills the disk: %v", err)
 	}
 	t.Logf("%s: %v", te.Message, te.Details["probable_cause"])
-	sv.script(t, inst.InstanceID, "set -e; head -c 50000000 /dev/zero >/tmp/room; rm /tmp/room; docker run --rm toolbox:1 true; printf 'FROM toolbox:1\\nRUN echo fine\\n' >/workspace/Dockerfile")
+	sv.output(t, inst.InstanceID, "set -e; head -c 50000000 /dev/zero >/tmp/room; rm /tmp/room; docker run --rm toolbox:1 true; printf 'FROM toolbox:1\\nRUN echo fine\\n' >/workspace/Dockerfile")
 	sv.must(t, "docker_build", args, nil)
 }

@@ -31,19 +31,8 @@ docker run --rm toolbox:1 true`
 func dockerVM(t testing.TB) (*server, string) {
 	t.Helper()
 	sv, inst := shared(t)
-	sv.script(t, inst.InstanceID, makeToolbox)
+	sv.output(t, inst.InstanceID, makeToolbox)
 	return sv, inst.InstanceID
-}
-
-// script runs a script in the VM that has to succeed and returns what it printed.
-func (sv *server) script(t testing.TB, id, script string) string {
-	t.Helper()
-	var r sandbox.RunCommandResult
-	sv.must(t, "run_command", obj{"instance_id": id, "command": script, "timeout_seconds": 400}, &r)
-	if r.ExitCode != 0 {
-		t.Fatalf("exit %d of %s\nstdout %s\nstderr %s", r.ExitCode, script, r.Stdout, r.Stderr)
-	}
-	return r.Stdout
 }
 
 func TestContainersFromStartToEnd(t *testing.T) {
@@ -83,14 +72,14 @@ func TestContainersFromStartToEnd(t *testing.T) {
 	if logs.Stdout != "/tmp\n" || logs.ExitCode != 0 || time.Since(began) < 2*time.Second {
 		t.Errorf("docker_logs with follow, after %v: %+v", time.Since(began), logs)
 	}
-	sv.script(t, id, "docker rm -f web-1")
+	sv.output(t, id, "docker rm -f web-1")
 	sv.fails(t, fault.ContainerNotFound, "docker_logs", obj{"instance_id": id, "container": "web-1"})
 	sv.fails(t, fault.ContainerNotFound, "docker_exec", obj{"instance_id": id, "container": "web-1", "command": "true"})
 }
 
 func TestForegroundContainerIsItsCommand(t *testing.T) {
 	sv, id := dockerVM(t)
-	before := sv.script(t, id, "docker ps -aq | wc -l")
+	before := sv.output(t, id, "docker ps -aq | wc -l")
 	var r sandbox.DockerRunResult
 	for _, c := range []struct {
 		command string
@@ -107,7 +96,7 @@ func TestForegroundContainerIsItsCommand(t *testing.T) {
 			t.Errorf("%s: %+v", c.command, r)
 		}
 	}
-	if after := sv.script(t, id, "docker ps -aq | wc -l"); after != before {
+	if after := sv.output(t, id, "docker ps -aq | wc -l"); after != before {
 		t.Errorf("%s container(s) became %s", before, after)
 	}
 }
@@ -124,14 +113,14 @@ func TestWhatDockerCannotDoIsAnError(t *testing.T) {
 	sv.must(t, "docker_run", obj{"instance_id": id, "image": toolbox, "name": "missing", "command": "true", "detach": false}, &r)
 	sv.fails(t, fault.DockerCommandFailed, "docker_run", obj{"instance_id": id, "image": toolbox, "name": "missing", "command": "true"})
 	sv.fails(t, fault.DockerCommandFailed, "docker_exec", obj{"instance_id": id, "container": "missing", "command": "true"})
-	sv.script(t, id, "docker rm missing")
+	sv.output(t, id, "docker rm missing")
 	// The VM without Docker says so, and an unknown one too.
 	sv.fails(t, fault.InstanceNotFound, "docker_ps", obj{"instance_id": "inst_00000000"})
 }
 
 func TestHostileNamesNeverReachDocker(t *testing.T) {
 	sv, id := dockerVM(t)
-	before := sv.script(t, id, "docker ps -aq; docker images -q; ls /tmp")
+	before := sv.output(t, id, "docker ps -aq; docker images -q; ls /tmp")
 	for _, bad := range []string{"--privileged", "-v", "a;touch /tmp/x", "a$(touch /tmp/x)", "a\nb", "a b", "`id`", "", "../x", strings.Repeat("a", 600)} {
 		sv.fails(t, fault.InvalidArgument, "docker_run", obj{"instance_id": id, "image": bad})
 		sv.fails(t, fault.InvalidArgument, "docker_run", obj{"instance_id": id, "image": toolbox, "name": bad + "\x00"})
@@ -153,7 +142,7 @@ func TestHostileNamesNeverReachDocker(t *testing.T) {
 	if r.Stdout != "--rm -- --name=x\n" {
 		t.Errorf("%+v", r)
 	}
-	if after := sv.script(t, id, "docker ps -aq; docker images -q; ls /tmp"); after != before {
+	if after := sv.output(t, id, "docker ps -aq; docker images -q; ls /tmp"); after != before {
 		t.Errorf("before:\n%s\nafter:\n%s", before, after)
 	}
 }
@@ -173,7 +162,7 @@ func TestEndOfAnExecEndsItsProcesses(t *testing.T) {
 		t.Errorf("details: %v", e.Details)
 	}
 	const left = `ps -eo args | grep -c '^sleep 12[0-9][0-9]' || true`
-	if n := sv.script(t, id, left); n != "0\n" {
+	if n := sv.output(t, id, left); n != "0\n" {
 		t.Errorf("%s process(es) of the exec go on", n)
 	}
 
@@ -196,7 +185,7 @@ func TestEndOfAnExecEndsItsProcesses(t *testing.T) {
 // until waits, in the VM, for a condition.
 func (sv *server) until(t testing.TB, id, condition string) {
 	t.Helper()
-	sv.script(t, id, `for i in $(seq 600); do if `+condition+`; then exit 0; fi; sleep 0.1; done; exit 1`)
+	sv.output(t, id, `for i in $(seq 600); do if `+condition+`; then exit 0; fi; sleep 0.1; done; exit 1`)
 }
 
 // A cancelled docker_run and one that takes too long leave no container, also
@@ -205,7 +194,7 @@ func TestEndOfARunRemovesItsContainer(t *testing.T) {
 	sv, id := dockerVM(t)
 	script := `trap "" TERM; while true; do sleep 1301; done`
 	sv.fails(t, fault.CommandTimedOut, "docker_run", obj{"instance_id": id, "image": toolbox, "command": script, "detach": false, "name": "stubborn", "timeout_seconds": 8})
-	if out := sv.script(t, id, "docker ps -a --format '{{.Names}}'"); strings.Contains(out, "stubborn") {
+	if out := sv.output(t, id, "docker ps -a --format '{{.Names}}'"); strings.Contains(out, "stubborn") {
 		t.Errorf("left after a timeout: %s", out)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
@@ -223,20 +212,20 @@ func TestCleanupFreesWhatNothingUses(t *testing.T) {
 	sv, id := dockerVM(t)
 	sv.fails(t, fault.InvalidArgument, "docker_cleanup", obj{"instance_id": id, "mode": "everything"})
 	// An image without a name and one with; a container that ended.
-	sv.script(t, id, `set -e; cd "$(mktemp -d)"; head -c 3000000 /dev/urandom > junk
+	sv.output(t, id, `set -e; cd "$(mktemp -d)"; head -c 3000000 /dev/urandom > junk
 		tar -c junk | docker import - tagged:1 >/dev/null; head -c 3000000 /dev/urandom > junk; tar -c junk | docker import - >/dev/null
 		docker run --name ended toolbox:1 true; docker run -d --name goes-on toolbox:1 sleep 3600`)
 	const state = `docker images -qf dangling=true | wc -l; docker images -q tagged:1 | wc -l; docker ps -aqf name=ended | wc -l; docker ps -qf name=goes-on | wc -l; docker network ls -qf name=lima-net-sandbox | wc -l`
 	var r sandbox.DockerCleanupResult
 	sv.must(t, "docker_cleanup", obj{"instance_id": id, "mode": "safe"}, &r)
-	if got := sv.script(t, id, state); got != "0\n1\n1\n1\n1\n" || r.ReclaimedBytes < 2_900_000 {
+	if got := sv.output(t, id, state); got != "0\n1\n1\n1\n1\n" || r.ReclaimedBytes < 2_900_000 {
 		t.Errorf("safe freed %d bytes and left %q", r.ReclaimedBytes, got)
 	}
 	sv.must(t, "docker_cleanup", obj{"instance_id": id, "mode": "aggressive"}, &r)
-	if got := sv.script(t, id, state); got != "0\n0\n0\n1\n1\n" || r.ReclaimedBytes < 2_900_000 {
+	if got := sv.output(t, id, state); got != "0\n0\n0\n1\n1\n" || r.ReclaimedBytes < 2_900_000 {
 		t.Errorf("aggressive freed %d bytes and left %q", r.ReclaimedBytes, got)
 	}
-	sv.script(t, id, "docker rm -f goes-on")
+	sv.output(t, id, "docker rm -f goes-on")
 }
 
 // composeProject writes a project into the workspace and syncs it in.
@@ -280,7 +269,7 @@ networks:
 		t.Errorf("up: %+v", r)
 	}
 	// On the instance's network and still on their own.
-	nets := sv.script(t, id, `docker inspect -f '{{.Name}}{{range $k, $v := .NetworkSettings.Networks}} {{$k}}{{end}}' $(docker ps -q -f label=com.docker.compose.project=shop) | sort`)
+	nets := sv.output(t, id, `docker inspect -f '{{.Name}}{{range $k, $v := .NetworkSettings.Networks}} {{$k}}{{end}}' $(docker ps -q -f label=com.docker.compose.project=shop) | sort`)
 	if nets != "/shop-alone-1 none\n/shop-back-1 lima-net-sandbox shop_inner\n/shop-front-1 lima-net-sandbox shop_default\n" {
 		t.Errorf("networks: %s", nets)
 	}
@@ -314,7 +303,7 @@ networks:
 	sv.must(t, "docker_compose", obj{"instance_id": id, "project_dir": "shop", "action": "stop", "services": []string{"front"}}, &r)
 	sv.must(t, "docker_compose", obj{"instance_id": id, "project_dir": "shop", "action": "restart", "services": []string{"front"}}, &r)
 	sv.must(t, "docker_compose", obj{"instance_id": id, "project_dir": "shop", "action": "down"}, &r)
-	if out := sv.script(t, id, "docker ps -aq -f label=com.docker.compose.project=shop; ls /run/sandboxforge-compose"); out != "" {
+	if out := sv.output(t, id, "docker ps -aq -f label=com.docker.compose.project=shop; ls /run/sandboxforge-compose"); out != "" {
 		t.Errorf("left after down: %s", out)
 	}
 }
@@ -326,9 +315,9 @@ func TestComposeFilesThatMustNotBeTaken(t *testing.T) {
 	if e.Details["stderr"] == "" {
 		t.Errorf("details: %v", e.Details)
 	}
-	sv.script(t, id, `mkdir -p /tmp/elsewhere && cd /tmp/elsewhere && printf 'services: {a: {image: "toolbox:1"}}\n' > compose.yaml &&
+	sv.output(t, id, `mkdir -p /tmp/elsewhere && cd /tmp/elsewhere && printf 'services: {a: {image: "toolbox:1"}}\n' > compose.yaml &&
 		mkdir -p /workspace/linked && ln -sf /tmp/elsewhere/compose.yaml /workspace/linked/compose.yaml && ln -sfn /tmp/elsewhere /workspace/linkdir`)
-	before := sv.script(t, id, "docker ps -aq")
+	before := sv.output(t, id, "docker ps -aq")
 	for _, args := range []obj{
 		{"project_dir": "/tmp/elsewhere"},
 		{"project_dir": "../tmp/elsewhere"},
@@ -343,8 +332,8 @@ func TestComposeFilesThatMustNotBeTaken(t *testing.T) {
 		args["instance_id"], args["action"] = id, "up"
 		sv.fails(t, fault.InvalidArgument, "docker_compose", args)
 	}
-	if after := sv.script(t, id, "docker ps -aq"); after != before {
+	if after := sv.output(t, id, "docker ps -aq"); after != before {
 		t.Errorf("containers before %q, after %q", before, after)
 	}
-	sv.script(t, id, "rm -rf /workspace/linked /workspace/linkdir /tmp/elsewhere")
+	sv.output(t, id, "rm -rf /workspace/linked /workspace/linkdir /tmp/elsewhere")
 }
