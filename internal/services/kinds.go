@@ -2,6 +2,8 @@ package services
 
 import (
 	"bufio"
+	"context"
+	"fmt"
 	"io"
 	"net"
 	"strconv"
@@ -24,18 +26,25 @@ type kind struct {
 	// network: hence over TCP.
 	probe  func(Service) Command
 	answer string
-	// ask asks the same over a connection to its port, where that needs no
-	// client: a slow guest takes a second to start one. nil: only the probe.
-	ask func(net.Conn) (answer string, err error)
+	// ask asks the same over a connection to its port, which it closes: a slow
+	// guest takes seconds to start a client in a container. An error says that
+	// this was not possible, or what else the server answered.
+	ask func(context.Context, net.Conn, Service) error
 	// rotate gives the running server the password in $SANDBOXFORGE_NEW; nil
 	// where there is none.
-	rotate     func(Service) Command
+	rotate func(Service) Command
+	// tell gives it the password over a connection, which it closes.
+	tell       func(ctx context.Context, c net.Conn, s Service, password string) error
 	connection func(Service) []Variable
 }
 
 // mysqlClient is a shell's words for the client that the image has. The
 // password is in MYSQL_PWD, which both read.
 const mysqlClient = `c=mysql; command -v mysql >/dev/null 2>&1 || c=mariadb; "$c" --protocol=TCP --host=127.0.0.1 --port=3306 "--user=$SANDBOXFORGE_USER" --batch --skip-column-names `
+
+// mysqlRotation is a format, for fmt and for printf alike, of the statement that
+// gives the account its password, which is taken twice.
+const mysqlRotation = `ALTER USER IF EXISTS 'root'@'localhost' IDENTIFIED BY '%s', 'root'@'%%' IDENTIFIED BY '%s'`
 
 // kinds in the order in which services are started and shown.
 var kinds = []*kind{
@@ -50,10 +59,17 @@ var kinds = []*kind{
 			}
 		},
 		answer: "1",
+		ask: func(ctx context.Context, c net.Conn, s Service) error {
+			return tellMySQL(ctx, c, s, "DO 1")
+		},
+		tell: func(ctx context.Context, c net.Conn, s Service, password string) error {
+			s.Database = ""
+			return tellMySQL(ctx, c, s, fmt.Sprintf(mysqlRotation, password, password))
+		},
 		rotate: func(s Service) Command {
 			return Command{
 				// The password has letters and digits only (see Rotate).
-				Argv: []string{"sh", "-c", `printf "ALTER USER IF EXISTS 'root'@'localhost' IDENTIFIED BY '%s', 'root'@'%%' IDENTIFIED BY '%s';\n" "$SANDBOXFORGE_NEW" "$SANDBOXFORGE_NEW" | { ` + mysqlClient + `; }`},
+				Argv: []string{"sh", "-c", `printf "` + mysqlRotation + `;\n" "$SANDBOXFORGE_NEW" "$SANDBOXFORGE_NEW" | { ` + mysqlClient + `; }`},
 				Env:  []string{"MYSQL_PWD=" + s.Password, "SANDBOXFORGE_USER=" + s.User},
 			}
 		},
@@ -90,6 +106,17 @@ var kinds = []*kind{
 			}
 		},
 		answer: "1",
+		ask: func(ctx context.Context, c net.Conn, s Service) error {
+			answer, err := askPostgres(ctx, c, s, "SELECT 1")
+			if err == nil && answer != "1" {
+				err = fmt.Errorf("the server answered %q", oneLine(answer))
+			}
+			return err
+		},
+		tell: func(ctx context.Context, c net.Conn, s Service, password string) error {
+			_, err := askPostgres(ctx, c, s, fmt.Sprintf("ALTER USER CURRENT_USER PASSWORD '%s'", password))
+			return err
+		},
 		rotate: func(s Service) Command {
 			return Command{
 				Argv: []string{"sh", "-c", `printf "ALTER USER CURRENT_USER PASSWORD '%s';\n" "$SANDBOXFORGE_NEW" | psql --no-psqlrc --no-password --quiet --set=ON_ERROR_STOP=1`},
@@ -102,17 +129,22 @@ var kinds = []*kind{
 	},
 }
 
-// askRedis sends PING in Redis' own protocol (RESP) and returns the status it
-// answers, or the error.
-func askRedis(c net.Conn) (string, error) {
+// askRedis sends PING in Redis' own protocol (RESP). An error quotes what else
+// than PONG it answers.
+func askRedis(ctx context.Context, c net.Conn, _ Service) error {
+	defer c.Close()
+	defer context.AfterFunc(ctx, func() { c.Close() })()
 	if _, err := c.Write([]byte("*1\r\n$4\r\nPING\r\n")); err != nil {
-		return "", err
+		return err
 	}
 	line, err := bufio.NewReader(io.LimitReader(c, 512)).ReadString('\n')
 	if err != nil {
-		return "", err
+		return err
 	}
-	return strings.TrimPrefix(strings.TrimRight(line, "\r\n"), "+"), nil
+	if line = strings.TrimRight(line, "\r\n"); line != "+PONG" {
+		return fmt.Errorf("the server answered %q", oneLine(line))
+	}
+	return nil
 }
 
 // index is a kind's place in the table, from which its address follows.

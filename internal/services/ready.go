@@ -77,10 +77,6 @@ func (p Place) Await(ctx context.Context, r *Running, w Wait) error {
 			return f
 		case c.Running():
 			r.Attempts++
-			if !p.open(ctx, r) && r.Attempts%askAnyway != 0 {
-				said = "nothing listens on port " + strconv.Itoa(r.Port)
-				break
-			}
 			var ok bool
 			if ok, said = p.probe(ctx, r); ok {
 				r.Ready = true
@@ -109,36 +105,32 @@ func (p Place) Await(ctx context.Context, r *Running, w Wait) error {
 	}
 }
 
-// open reports whether something listens on the service's port.
-func (p Place) open(ctx context.Context, r *Running) bool {
-	if p.Dial == nil || r.Address == "" {
-		return true
-	}
-	ctx, cancel := context.WithTimeout(ctx, askLimit)
-	defer cancel()
-	c, err := p.connect(ctx, r)
-	if err != nil {
-		return false
-	}
-	c.Close()
-	return true
-}
-
-// connect opens a connection to the service's port.
+// connect opens a connection to the service's port. ErrUnsupported says that it
+// cannot be known whether that is possible.
 func (p Place) connect(ctx context.Context, r *Running) (net.Conn, error) {
+	if p.Dial == nil || r.Address == "" {
+		return nil, errors.ErrUnsupported
+	}
 	return p.Dial(ctx, "tcp", net.JoinHostPort(r.Address, strconv.Itoa(r.Port)))
 }
 
 // probe asks the server once, with each password that may be in force, and says
-// what came back.
+// what came back: over the network, and where that fails, with the client that
+// is in its container.
 func (p Place) probe(ctx context.Context, r *Running) (ready bool, said string) {
 	ctx, cancel := context.WithTimeout(ctx, probeLimit)
 	defer cancel()
-	if answer, err := p.ask(ctx, r); err == nil {
-		if answer == r.kind.answer {
+	for _, password := range r.passwords {
+		s := r.Service
+		s.Password = password
+		err := p.overNetwork(ctx, r, func(ctx context.Context, c net.Conn) error { return s.kind.ask(ctx, c, s) })
+		switch {
+		case err == nil:
+			r.Password = password
 			return true, ""
+		case errors.Is(err, errClosed) && r.Attempts%askAnyway != 0:
+			return false, "nothing listens on port " + strconv.Itoa(r.Port)
 		}
-		return false, oneLine(r.hide(answer, r.passwords...))
 	}
 	for _, password := range r.passwords {
 		s := r.Service
@@ -160,30 +152,29 @@ func (p Place) probe(ctx context.Context, r *Running) (ready bool, said string) 
 	return false, said
 }
 
+// errClosed says that nothing listens on a service's port.
+var errClosed = errors.New("the port is closed")
+
+// overNetwork has f talk to the server over a connection of its own.
+func (p Place) overNetwork(ctx context.Context, r *Running, f func(context.Context, net.Conn) error) error {
+	ctx, cancel := context.WithTimeout(ctx, askLimit)
+	defer cancel()
+	c, err := p.connect(ctx, r)
+	switch {
+	case errors.Is(err, errors.ErrUnsupported):
+		return err
+	case err != nil:
+		return errClosed
+	}
+	return f(ctx, c)
+}
+
 // lookLimit bounds one look at a container: an engine that hangs is no server
 // that is awaited.
 const lookLimit = 15 * time.Second
 
-// askLimit bounds a connection to a port, and one question over it.
-const askLimit = 5 * time.Second
-
-// ask asks the server over a connection to its port. An error says that this
-// was not possible.
-func (p Place) ask(ctx context.Context, r *Running) (string, error) {
-	if r.kind.ask == nil || p.Dial == nil || r.Address == "" {
-		return "", errors.ErrUnsupported
-	}
-	ctx, cancel := context.WithTimeout(ctx, askLimit)
-	defer cancel()
-	c, err := p.connect(ctx, r)
-	if err != nil {
-		return "", err
-	}
-	defer c.Close()
-	// Also what has no deadlines ends with the context.
-	defer context.AfterFunc(ctx, func() { c.Close() })()
-	return r.kind.ask(c)
-}
+// askLimit bounds a connection to a port, and one exchange over it.
+const askLimit = 10 * time.Second
 
 // signs are what shows that a server works.
 type signs struct {
@@ -245,9 +236,13 @@ func (p Place) Adopt(ctx context.Context, r *Running, password string) error {
 	p.report("%s: a password of its own", r.Name)
 	ctx, cancel := context.WithTimeout(ctx, probeLimit)
 	defer cancel()
-	x, err := p.Engine.Exec(ctx, docker.Exec{Container: r.ID, Argv: c.Argv, Env: c.Env})
-	if err == nil && x.ExitCode != 0 {
-		err = errors.New(x.Stderr + " " + x.Stdout)
+	err := p.overNetwork(ctx, r, func(ctx context.Context, c net.Conn) error { return r.kind.tell(ctx, c, r.Service, password) })
+	if err != nil {
+		var x docker.ExecResult
+		x, err = p.Engine.Exec(ctx, docker.Exec{Container: r.ID, Argv: c.Argv, Env: c.Env})
+		if err == nil && x.ExitCode != 0 {
+			err = errors.New(x.Stderr + " " + x.Stdout)
+		}
 	}
 	if err != nil {
 		f := p.fault(ctx, r.Service, errors.New(r.hide(err.Error(), password)), "%s could not be given a password of its own", r.Name)

@@ -2,8 +2,6 @@ package services
 
 import (
 	"fmt"
-	"io"
-	"net"
 	"slices"
 	"strings"
 	"testing"
@@ -219,31 +217,6 @@ func TestFreshPassword(t *testing.T) {
 	}
 	if err := p.Adopt(t.Context(), &again, "Fresh1"); err != nil || inForce != "Fresh1" {
 		t.Errorf("%v, in force is %q", err, inForce)
-	}
-}
-
-// TestRedisIsAskedWithoutAClient, over the connection to its port.
-func TestRedisIsAskedWithoutAClient(t *testing.T) {
-	for answer, want := range map[string]struct {
-		text string
-		bad  bool
-	}{
-		"+PONG\r\n": {text: "PONG"}, "-NOAUTH Authentication required.\r\n": {text: "-NOAUTH Authentication required."},
-		"-LOADING wait\r\n": {text: "-LOADING wait"}, "": {bad: true}, strings.Repeat("x", 4096): {bad: true},
-	} {
-		a, b := net.Pipe()
-		go func() {
-			defer b.Close()
-			buf := make([]byte, 14)
-			if _, err := io.ReadFull(b, buf); err == nil && string(buf) == "*1\r\n$4\r\nPING\r\n" {
-				_, _ = b.Write([]byte(answer))
-			}
-		}()
-		got, err := askRedis(a)
-		a.Close()
-		if got != want.text && !want.bad || (err != nil) != want.bad {
-			t.Errorf("%.40q: %q, %v", answer, got, err)
-		}
 	}
 }
 

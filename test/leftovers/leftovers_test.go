@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 )
 
 var check = flag.Bool("check", false, "this is the end of a test run: look for what it left")
@@ -44,10 +45,26 @@ func TestNothingIsLeft(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	began := runBegan(t, run)
 	for _, d := range dirs {
+		// What an earlier run left that was killed is not this run's fault.
+		if info, err := os.Stat(d); err != nil || info.ModTime().Before(began) {
+			continue
+		}
 		disks, _ := filepath.Glob(filepath.Join(d, "vms", "*", "*"))
 		t.Errorf("left on disk: %s %v", d, disks)
 	}
+}
+
+// runBegan reads the start of the run from its mark, <pid>-<Unix seconds>.
+func runBegan(t *testing.T, run string) time.Time {
+	t.Helper()
+	_, at, found := strings.Cut(run, "-")
+	seconds, err := strconv.ParseInt(at, 10, 64)
+	if !found || err != nil {
+		t.Fatalf("SANDBOXFORGE_TEST_RUN is %q, not <pid>-<Unix seconds>: call this through scripts/test.sh", run)
+	}
+	return time.Unix(seconds, 0)
 }
 
 type process struct {
