@@ -43,7 +43,7 @@ func getCimInstance(c *invocation) ([]any, *psError) {
 	w := c.e.world
 	switch strings.ToLower(c.str("ClassName")) {
 	case "win32_operatingsystem":
-		return []any{newObject("CimInstance", "Caption", w.Edition, "BuildNumber", "22631", "ProductType", int64(1), "Version", "10.0.22631", "TotalVisibleMemorySize", w.MemoryMiB<<10)}, nil
+		return []any{newObject("CimInstance", "Caption", w.Edition, "BuildNumber", "22631", "OperatingSystemSKU", w.SKU, "ProductType", int64(1), "Version", "10.0.22631", "TotalVisibleMemorySize", w.MemoryMiB<<10)}, nil
 	case "win32_computersystem":
 		return []any{newObject("CimInstance", "HypervisorPresent", !w.Faults.NoHypervisor, "Name", "HOST")}, nil
 	}

@@ -117,3 +117,9 @@ func lookupCmdlet(name string) (*cmdletInfo, bool) {
 	}
 	return info, true
 }
+
+// Knows reports whether a cmdlet, as a script names it, is in the table.
+func Knows(name string) bool {
+	_, ok := lookupCmdlet(name)
+	return ok
+}

@@ -110,14 +110,20 @@ func stopVM(c *invocation) ([]any, *psError) {
 	}
 	w := c.e.world
 	for _, v := range vms {
-		if !c.on("TurnOff") {
-			if !c.on("Force") {
-				return nil, prompted(c)
-			}
-			return nil, unknownHere("Stop-VM without -TurnOff waits for the guest for minutes")
+		if !c.on("TurnOff") && !c.on("Force") {
+			return nil, prompted(c)
+		}
+		if !c.on("TurnOff") && !c.on("AsJob") {
+			return nil, unknownHere("Stop-VM without -TurnOff waits for the guest, for minutes")
 		}
 		if v.State == "Off" {
 			c.warn("The virtual machine is already in the specified state.")
+			continue
+		}
+		if !c.on("TurnOff") {
+			if v.State == "Running" && v.boots() && !w.Faults.NoShutdown {
+				v.State, v.Then, v.Until = "Stopping", "Off", time.Now().Add(20*time.Millisecond)
+			}
 			continue
 		}
 		v.State, v.Then = "Off", ""

@@ -23,6 +23,7 @@ type World struct {
 	MemoryMiB int64      `json:"memory_mib"` // for VMs
 	Next      int        `json:"next"`       // of addresses
 	Edition   string     `json:"edition"`    // of Windows
+	SKU       int64      `json:"sku"`        // its number
 	Faults    Faults     `json:"faults"`
 }
 
@@ -106,6 +107,7 @@ type Faults struct {
 	Noise         bool   // warnings on stdout
 	NoKVP         bool   // guests have no integration service
 	NoNeighbors   bool
+	NoShutdown    bool          // guests do not shut down when asked
 	AddressDelay  time.Duration // from the start of a VM to its address
 	Latency       time.Duration // of each cmdlet that asks the host
 	StartTime     time.Duration // that a VM is Starting
@@ -129,7 +131,7 @@ const worldFile = "world.json"
 
 // New makes a world in dir: Windows 11 Pro with Hyper-V and no VM.
 func New(dir string) error {
-	w := &World{Switches: []Switch{DefaultSwitch}, MemoryMiB: 64 << 10, Edition: "Microsoft Windows 11 Pro"}
+	w := &World{Switches: []Switch{DefaultSwitch}, MemoryMiB: 64 << 10, Edition: "Microsoft Windows 11 Pro", SKU: 48}
 	return w.save(dir)
 }
 
