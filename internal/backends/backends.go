@@ -110,7 +110,9 @@ func (s *Set) ByName(name string) (sandbox.Selected, error) {
 	switch name {
 	case "qemu":
 		return s.qemu()
-	case "lima", "hyperv":
+	case "hyperv":
+		return s.hyperv()
+	case "lima":
 		return sandbox.Selected{}, fault.New(fault.BackendUnavailable, "the %s backend is not part of this version", name).
 			Next("use the qemu backend on Linux, or wait for a version that has %s", name)
 	}

@@ -51,6 +51,6 @@ func (a addresses) candidates() []netip.Addr {
 
 // addresses asks where the guest of a machine may be.
 func (b *Backend) addresses(ctx context.Context, r record) (a addresses, err error) {
-	err = b.call(ctx, "address", queryLimit, map[string]any{"id": r.ID, "mac": dashes(r.MAC)}, &a)
+	err = b.call(ctx, "address", b.queryLimit, map[string]any{"id": r.ID, "mac": dashes(r.MAC)}, &a)
 	return a, err
 }

@@ -20,6 +20,8 @@ import (
 type Backend struct {
 	c      Config
 	shells *powershell.Pool
+	// Limits of the scripts, and lateWait.
+	queryLimit, changeLimit, lateWait time.Duration
 }
 
 var _ backend.Backend = (*Backend)(nil)
@@ -47,7 +49,7 @@ func New(c Config) (*Backend, error) {
 		p = powershell.NewPool(powershell.Options{Path: c.PowerShell, Dir: filepath.Dir(c.PowerShell), Logger: c.Logger})
 		pools.of[c.PowerShell] = p
 	}
-	return &Backend{c: c, shells: p}, nil
+	return &Backend{c: c, shells: p, queryLimit: queryLimit, changeLimit: changeLimit, lateWait: lateWait}, nil
 }
 
 // Name implements backend.Backend.

@@ -76,7 +76,7 @@ func (b *Backend) list(ctx context.Context, names []string) ([]machineInfo, erro
 		names = []string{}
 	}
 	var l machineList
-	if err := b.call(ctx, "list", queryLimit, map[string]any{"store": store, "names": names}, &l); err != nil {
+	if err := b.call(ctx, "list", b.queryLimit, map[string]any{"store": store, "names": names}, &l); err != nil {
 		return nil, err
 	}
 	return l.VMs, l.believable()
@@ -85,7 +85,7 @@ func (b *Backend) list(ctx context.Context, names []string) ([]machineInfo, erro
 // find asks for one machine; found is false if it is not there.
 func (b *Backend) find(ctx context.Context, id string) (m machineInfo, found bool, err error) {
 	var l machineList
-	if err := b.call(ctx, "inspect", queryLimit, map[string]any{"id": id}, &l); err != nil {
+	if err := b.call(ctx, "inspect", b.queryLimit, map[string]any{"id": id}, &l); err != nil {
 		return m, false, err
 	}
 	if len(l.VMs) > 0 {

@@ -50,6 +50,9 @@ func (b *Backend) Create(ctx context.Context, s backend.Spec) error {
 	if err := b.make(ctx, s); err != nil {
 		clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanLimit)
 		defer cancel()
+		if errors.Is(err, powershell.ErrUnknown) {
+			b.awaitLate(clean, s.Name)
+		}
 		if cerr := b.remove(clean, s.Name); cerr != nil {
 			b.c.Logger.Error("what a failed creation left could not be removed", "vm", s.Name, "error", cerr)
 			err = errors.Join(err, fmt.Errorf("and what is left could not be removed: %w", cerr))
@@ -57,6 +60,32 @@ func (b *Backend) Create(ctx context.Context, s backend.Spec) error {
 		return err
 	}
 	return nil
+}
+
+// lateWait is how long a machine is waited for whose creation was begun by a
+// PowerShell that gave no answer: vmms may make it yet, and without its record
+// nobody would know it as ours.
+const lateWait = 5 * time.Second
+
+func (b *Backend) awaitLate(ctx context.Context, name string) {
+	r, err := b.readRecord(name)
+	if err != nil {
+		return
+	}
+	for until := time.Now().Add(b.lateWait); time.Now().Before(until); {
+		if all, err := b.list(ctx, []string{r.Machine}); err == nil {
+			for _, m := range all {
+				if m.Name == r.Machine {
+					return
+				}
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(min(b.c.Poll, 200*time.Millisecond)):
+		}
+	}
 }
 
 func (b *Backend) checkSpec(s backend.Spec) error {
@@ -121,7 +150,7 @@ func (b *Backend) make(ctx context.Context, s backend.Spec) error {
 
 // whole runs a script that changes something: to its end, whatever ctx does.
 func (b *Backend) whole(ctx context.Context, name string, parameters map[string]any, v any) error {
-	return b.call(context.WithoutCancel(ctx), name, changeLimit, parameters, v)
+	return b.call(context.WithoutCancel(ctx), name, b.changeLimit, parameters, v)
 }
 
 // memoryBytes is a multiple of 2 MiB, as static memory has to be.
@@ -177,7 +206,7 @@ func (b *Backend) lookAtBase(ctx context.Context) (d base, err error) {
 	if why := unusable(path); why != "" {
 		return bad("%s", why)
 	}
-	if err := b.call(ctx, "base", queryLimit, map[string]any{"path": path}, &d); err != nil {
+	if err := b.call(ctx, "base", b.queryLimit, map[string]any{"path": path}, &d); err != nil {
 		return d, err
 	}
 	switch {

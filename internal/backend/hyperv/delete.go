@@ -61,6 +61,17 @@ func (b *Backend) remove(ctx context.Context, name string) error {
 			return err
 		}
 	}
+	if r.ID != "" {
+		// The list did not have it, so neither marker nor name are ours any more:
+		// somebody took it for himself, and its disk is in our directory.
+		if m, found, err := b.find(ctx, r.ID); err != nil {
+			return err
+		} else if found {
+			return fault.New(fault.BackendCommandFailed, "the machine %q (%.40q in Hyper-V) was left alone", name, m.Name).
+				Because("its name and its notes, where SandboxForge keeps its marker, were changed").
+				Next("remove it with Hyper-V Manager, then delete the VM again")
+		}
+	}
 	if errors.Is(rerr, fs.ErrNotExist) {
 		return nil
 	}

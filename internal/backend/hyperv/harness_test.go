@@ -131,7 +131,7 @@ func harness(t *testing.T) *backendtest.Harness {
 				w.VMs = append(w.VMs, &standin.VM{ID: "11111111-2222-4333-8444-555555555555", Name: r.Machine, State: "Off", Generation: 2})
 			})
 		},
-		Kill: func(t *testing.T, info backend.Info) { ok(t, standin.Kill(l.world, idOf(info.Name))) },
+		Kill:     func(t *testing.T, info backend.Info) { ok(t, standin.Kill(l.world, idOf(info.Name))) },
 		WaitGone: func(ctx context.Context, info backend.Info) error { return nil },
 		WaitAgent: func(ctx context.Context, rw io.ReadWriteCloser) (string, error) {
 			line, err := bufio.NewReader(rw).ReadString('\n')

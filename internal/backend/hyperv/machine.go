@@ -139,7 +139,7 @@ func (m *machine) logged() string {
 		} `json:"events"`
 		Failure string `json:"failure"`
 	}
-	if err := m.b.call(context.Background(), "events", queryLimit, map[string]any{"id": m.r.ID}, &l); err != nil {
+	if err := m.b.call(context.Background(), "events", m.b.queryLimit, map[string]any{"id": m.r.ID}, &l); err != nil {
 		m.b.c.Logger.Warn("the event log of Hyper-V could not be read", "vm", m.r.Spec.Name, "error", err)
 		return ""
 	}

@@ -66,7 +66,7 @@ func (h hostInfo) module() (newest string, major int) {
 func (h hostInfo) home() bool { return h.SKU >= 98 && h.SKU <= 101 }
 
 func (b *Backend) askHost(ctx context.Context) (h hostInfo, err error) {
-	err = b.call(ctx, "host", queryLimit, map[string]any{}, &h)
+	err = b.call(ctx, "host", b.queryLimit, map[string]any{}, &h)
 	return h, err
 }
 

@@ -102,6 +102,9 @@ func (c *invocation) run(handler func(*invocation) ([]any, *psError)) ([]any, *p
 	var outs []any
 	var err *psError
 	die, hang := false, false
+	if os.Getppid() != c.e.parent {
+		os.Exit(4) // a job of Windows would have ended us with our parent
+	}
 	uerr := Update(c.e.dir, func(w *World) {
 		if takeName(&w.Faults.Hang, c.cmdlet.name) {
 			hang = true
@@ -134,6 +137,12 @@ func (c *invocation) run(handler func(*invocation) ([]any, *psError)) ([]any, *p
 
 // refusal is what keeps every cmdlet of the module from working.
 func (c *invocation) refusal(w *World) *psError {
+	if e := w.Faults.Errors[c.cmdlet.name]; e.ID != "" {
+		if e.Once {
+			delete(w.Faults.Errors, c.cmdlet.name)
+		}
+		return vmError(c, e.ID, e.Category, e.HResult, "ordered by a test")
+	}
 	if c.cmdlet.module != "Hyper-V" {
 		return nil
 	}
@@ -146,12 +155,6 @@ func (c *invocation) refusal(w *World) *psError {
 			"Hyper-V encountered an error trying to access an object on computer 'HOST' because the object was not found. Verify that the Virtual Machine Management service on the computer is running.")
 	case w.Faults.Rights == "none-error":
 		return vmError(c, "AccessDenied", "PermissionDenied", eAccessDenied, "You do not have the required permission to complete this task.")
-	}
-	if e := w.Faults.Errors[c.cmdlet.name]; e.ID != "" {
-		if e.Once {
-			delete(w.Faults.Errors, c.cmdlet.name)
-		}
-		return vmError(c, e.ID, e.Category, e.HResult, "ordered by a test")
 	}
 	return nil
 }

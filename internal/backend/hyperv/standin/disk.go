@@ -3,6 +3,7 @@ package standin
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -158,4 +159,19 @@ func getVHD(c *invocation) ([]any, *psError) {
 		out = append(out, vhdObject(text(p), d))
 	}
 	return out, nil
+}
+
+// DiskInfo describes a virtual disk of the stand-in.
+type DiskInfo struct {
+	Size   int64
+	Parent string
+}
+
+// ReadDisk reads the description of a disk.
+func ReadDisk(path string) (DiskInfo, error) {
+	d, code := readDisk(path)
+	if code != 0 {
+		return DiskInfo{}, fmt.Errorf("%s: %#x", path, code)
+	}
+	return DiskInfo{d.Size, d.Parent}, nil
 }

@@ -2,6 +2,7 @@ package standin
 
 import (
 	"io"
+	"os"
 	"strings"
 )
 
@@ -12,6 +13,7 @@ type evaluator struct {
 	out    io.Writer
 	errout io.Writer
 	global *scope
+	parent int // process id
 }
 
 type scope struct {
@@ -32,7 +34,7 @@ func (s *scope) get(name string) (any, bool) {
 type returned struct{}
 
 func newEvaluator(dir string, out, errout io.Writer) *evaluator {
-	e := &evaluator{dir: dir, out: out, errout: errout, global: &scope{vars: map[string]any{
+	e := &evaluator{dir: dir, out: out, errout: errout, parent: os.Getppid(), global: &scope{vars: map[string]any{
 		"true": true, "false": false, "null": nil,
 		"erroractionpreference": "Continue", "progresspreference": "Continue", "warningpreference": "Continue",
 	}}}
