@@ -255,7 +255,7 @@ func (m *machine) WatchBoot(ctx context.Context) error {
 	m.mu.Lock()
 	reached := m.reached
 	m.mu.Unlock()
-	if !reached {
+	if !reached && ctx.Err() == nil {
 		return failed(fmt.Sprintf("it was not reached over ssh within %s: %s", m.b.c.BootTimeout, m.lastNote()))
 	}
 	<-ctx.Done() // the agent's affair now
