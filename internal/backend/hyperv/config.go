@@ -2,13 +2,17 @@ package hyperv
 
 import (
 	"cmp"
+	"context"
 	"log/slog"
+	"net"
+	"net/netip"
 	"path/filepath"
 	"strings"
 	"time"
 
 	"sandboxforge/internal/backend/hyperv/powershell"
 	"sandboxforge/internal/fault"
+	"sandboxforge/internal/sshlink"
 )
 
 // Config is everything that a Backend is made from. It goes to supervisors as
@@ -38,8 +42,10 @@ type Config struct {
 
 	// Logger may be nil.
 	Logger *slog.Logger `json:"-"`
-	// Dial connects to the agent in a guest. Nil: there is no way.
-	Dial Dialer `json:"-"`
+	// NewLink makes the way to a guest's agent, and Connect the connection for
+	// it. Nil: sshlink's, and TCP. They are for tests.
+	NewLink func(sshlink.Config) Link                                      `json:"-"`
+	Connect func(ctx context.Context, to netip.AddrPort) (net.Conn, error) `json:"-"`
 }
 
 func (c Config) withDefaults() (Config, error) {

@@ -2,145 +2,134 @@ package hyperv
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"io"
+	"net"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 	"time"
 
 	"golang.org/x/crypto/ssh"
 
-	"sandboxforge/internal/fault"
+	"sandboxforge/internal/sshlink"
 )
 
-// Endpoint is a guest as it is reached over ssh.
-type Endpoint struct {
-	Name    string         // of the VM
-	Address netip.AddrPort // of its sshd
-	User    string
-	Key     ssh.Signer
-	HostKey ssh.PublicKey // the only one to accept
+// Link is the way to the agent of one guest, as sshlink has it.
+type Link interface {
+	Dial(ctx context.Context) (io.ReadWriteCloser, error)
+	WaitFailed(ctx context.Context) error
+	Close() error
 }
 
-// Dialer opens a stream to the agent of a guest, and makes sure that there is
-// one. It fails soon where nobody answers or another host does.
-type Dialer func(ctx context.Context, e Endpoint) (io.ReadWriteCloser, error)
-
-// dialing is a search for the guest that goes on when its caller leaves: the
-// first one may install things in the guest, longer than one caller waits.
-type dialing struct {
-	done   chan struct{}
-	cancel context.CancelFunc
-	stream io.ReadWriteCloser
-	err    error
+// newLink makes the way to this machine's guest. Nothing happens before it is
+// dialled.
+func (m *machine) newLink() Link {
+	c := sshlink.Config{
+		Dial: m.transport, User: m.b.c.SSHUser, Signer: m.keys.user, HostKeys: []ssh.PublicKey{m.keys.host.PublicKey()},
+		// Until cloud-init has put our key in its place sshd may show another,
+		// and at an old address another host does.
+		HostKeyGrace: m.b.c.BootTimeout,
+		Progress:     func(stage, message string) { m.note("%s: %s", stage, message) },
+	}
+	if m.b.c.NewLink != nil {
+		return m.b.c.NewLink(c)
+	}
+	return sshlink.New(c)
 }
 
 // DialAgent implements backend.Machine.
 func (m *machine) DialAgent(ctx context.Context) (io.ReadWriteCloser, error) {
-	for {
-		m.mu.Lock()
-		if m.ended {
-			m.mu.Unlock()
-			return nil, m.notRunning()
-		}
-		old := m.stream
-		m.stream = nil
-		d := m.dialing
-		if d == nil {
-			d = &dialing{done: make(chan struct{})}
-			var sctx context.Context
-			sctx, d.cancel = context.WithCancel(m.life)
-			m.dialing = d
-			go func() { // ends with the VM at the latest
-				defer close(d.done)
-				defer d.cancel()
-				d.stream, d.err = m.search(sctx)
-			}()
-		}
-		m.mu.Unlock()
-		if old != nil {
-			old.Close()
-		}
+	select {
+	case <-m.done:
+		return nil, m.notRunning()
+	default:
+	}
+	s, err := m.link.Dial(ctx)
+	if err != nil {
 		select {
-		case <-d.done:
 		case <-m.done:
 			return nil, m.notRunning()
-		case <-ctx.Done():
-			return nil, context.Cause(ctx)
+		default:
 		}
-		m.mu.Lock()
-		if m.dialing != d { // another caller has it
-			m.mu.Unlock()
-			continue
-		}
-		m.dialing = nil
-		if m.ended || d.err != nil {
-			m.mu.Unlock()
-			if d.stream != nil {
-				d.stream.Close()
-			}
-			if d.err != nil && m.life.Err() == nil {
-				return nil, d.err
-			}
-			return nil, m.notRunning()
-		}
-		s := &watched{ReadWriteCloser: d.stream, m: m}
-		m.stream, m.reached = s, true
-		m.mu.Unlock()
-		return s, nil
+		m.say("%v", err)
+		return nil, err
 	}
+	m.mu.Lock()
+	m.good, m.reached = m.dialled, true
+	m.mu.Unlock()
+	m.say("the agent's end was reached")
+	return &watched{ReadWriteCloser: s, m: m}, nil
 }
 
-// searchPause is between two rounds over the addresses.
-const searchPause = 500 * time.Millisecond
+// tcpLimit bounds one try to reach an address.
+const tcpLimit = 5 * time.Second
 
-// search looks for the guest until one answers with its key, or ctx ends.
-func (m *machine) search(ctx context.Context) (io.ReadWriteCloser, error) {
-	if m.b.c.Dial == nil {
-		return nil, errNoDialer
+// transport opens a connection to where the guest may be: where it was reached
+// last, if it still may be there, else to one candidate after the other, over
+// several calls. Whether it is the guest, its host key tells.
+func (m *machine) transport(ctx context.Context) (net.Conn, error) {
+	a, err := m.b.addresses(ctx, m.r)
+	if err != nil {
+		m.say("Hyper-V does not tell an address: %v", err)
+		return nil, err
 	}
-	said := ""
-	say := func(text string) { // once for each news
-		if text != said {
-			said = text
-			m.note("%s", text)
+	ips := a.candidates()
+	if len(ips) == 0 {
+		why := "the guest has no address yet; the machine is " + a.State
+		if a.NeighborError != "" {
+			why += "; neighbours: " + a.NeighborError
 		}
+		m.say("%s", why)
+		return nil, errors.New(why)
 	}
-	for {
-		a, err := m.b.addresses(ctx, m.r)
-		switch {
-		case ctx.Err() != nil:
-			return nil, context.Cause(ctx)
-		case err != nil:
-			say("Hyper-V does not tell an address: " + err.Error())
-		default:
-			ips := a.candidates()
-			if len(ips) == 0 {
-				text := "the guest has no address yet; the machine is " + a.State
-				if a.NeighborError != "" {
-					text += "; neighbours: " + a.NeighborError
-				}
-				say(text)
-			}
-			for _, ip := range ips {
-				stream, err := m.b.c.Dial(ctx, Endpoint{
-					Name: m.r.Spec.Name, Address: netip.AddrPortFrom(ip, uint16(m.b.c.SSHPort)), User: m.b.c.SSHUser, Key: m.keys.user, HostKey: m.keys.host.PublicKey(),
-				})
-				if err == nil {
-					say("the agent's end was reached at " + ip.String())
-					return stream, nil
-				}
-				if ctx.Err() != nil {
-					return nil, context.Cause(ctx)
-				}
-				say(ip.String() + ": " + fault.From(err).Error())
-			}
+	m.mu.Lock()
+	first := m.turn % len(ips)
+	m.turn++
+	if i := slices.Index(ips, m.good); i >= 0 {
+		first = i
+		m.good = netip.Addr{} // once: it may be another's by now
+	}
+	m.mu.Unlock()
+	var all error
+	for i := range ips {
+		ip := ips[(first+i)%len(ips)]
+		c, err := m.connect(ctx, netip.AddrPortFrom(ip, uint16(m.b.c.SSHPort)))
+		if err == nil {
+			m.mu.Lock()
+			m.dialled = ip
+			m.turn = first + i + 1 // if this is not it, then the next
+			m.mu.Unlock()
+			m.say("something answers at %s", ip)
+			return c, nil
 		}
-		select {
-		case <-ctx.Done():
-			return nil, context.Cause(ctx)
-		case <-time.After(min(searchPause, 5*m.b.c.Poll)):
-		}
+		all = errors.Join(all, fmt.Errorf("%s: %w", ip, err))
+	}
+	m.say("nobody answers: %v", all)
+	return nil, all
+}
+
+func (m *machine) connect(ctx context.Context, to netip.AddrPort) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, tcpLimit)
+	defer cancel()
+	if m.b.c.Connect != nil {
+		return m.b.c.Connect(ctx, to)
+	}
+	var d net.Dialer
+	return d.DialContext(ctx, "tcp4", to.String())
+}
+
+// say notes what is new.
+func (m *machine) say(format string, args ...any) {
+	text := strings.Join(strings.Fields(fmt.Sprintf(format, args...)), " ")
+	m.mu.Lock()
+	same := text == m.said
+	m.said = text
+	m.mu.Unlock()
+	if !same {
+		m.note("%s", text)
 	}
 }
 
@@ -158,8 +147,4 @@ func (w *watched) Read(b []byte) (int, error) {
 		w.once.Do(w.m.lookNow)
 	}
 	return n, err
-}
-
-func splitLines(b []byte) []string {
-	return strings.Split(strings.TrimRight(string(b), "\n"), "\n")
 }

@@ -51,7 +51,7 @@ func TestGuestIsFound(t *testing.T) {
 				mac := dashes(v.MAC)
 				w.Neighbors = []standin.Neighbor{{Address: "172.28.9.9", MAC: mac, State: "Unreachable"}, {Address: first, MAC: mac, State: "Reachable"}, {Address: "172.28.9.8", MAC: mac, State: "Reachable"}}
 			})
-			if got := l.reach(t, m); !strings.HasPrefix(got, "vm-2 ") {
+			if got := l.reach(t, m); !strings.HasPrefix(got, "vm-2-") {
 				t.Errorf("reached %q", got)
 			}
 			if text := string(m.Console(4096)); !strings.Contains(text, "was reached") {

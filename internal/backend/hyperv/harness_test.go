@@ -9,10 +9,12 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"runtime"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -23,6 +25,7 @@ import (
 	"sandboxforge/internal/backend"
 	"sandboxforge/internal/backend/backendtest"
 	"sandboxforge/internal/backend/hyperv/standin"
+	"sandboxforge/internal/sshlink"
 )
 
 func TestMain(m *testing.M) {
@@ -43,7 +46,8 @@ func open(raw json.RawMessage) (backend.Backend, error) {
 	if err := json.Unmarshal(raw, &c); err != nil {
 		return nil, err
 	}
-	c.Config.Dial = dialGuest(c.World)
+	c.Config.Connect = connectGuest(c.World)
+	c.Config.NewLink = func(l sshlink.Config) Link { return &testLink{c: l} }
 	return New(c.Config)
 }
 
@@ -142,44 +146,102 @@ func harness(t *testing.T) *backendtest.Harness {
 
 func TestContract(t *testing.T) { backendtest.Suite(t, harness) }
 
-// dialGuest plays the guests of a world: what answers at an address is the VM
-// that has it, with the keys that its seed gave it.
-func dialGuest(world string) Dialer {
-	return func(ctx context.Context, e Endpoint) (io.ReadWriteCloser, error) {
+// guestConn is a connection to the VM that has an address.
+type guestConn struct {
+	net.Conn
+	vm *standin.VM
+}
+
+// connectGuest connects to the guests of a world.
+func connectGuest(world string) func(ctx context.Context, to netip.AddrPort) (net.Conn, error) {
+	return func(ctx context.Context, to netip.AddrPort) (net.Conn, error) {
 		w, err := standin.Load(world)
 		if err != nil {
 			return nil, err
 		}
 		for _, v := range w.VMs {
-			if v.State != "Running" || v.Address != e.Address.Addr().String() || e.Address.Port() != 22 {
-				continue
+			if v.State == "Running" && v.Address == to.Addr().String() && to.Port() == 22 {
+				a, b := net.Pipe()
+				go func() {
+					fmt.Fprintf(b, "%s booted %d\n", v.Name, v.StartedAt.UnixNano())
+					io.Copy(io.Discard, b)
+					b.Close()
+				}()
+				return guestConn{a, v}, nil
 			}
-			s, err := readSeed(v.DVDs[0].Path)
-			if err != nil {
-				return nil, err
-			}
-			host, err := ssh.ParsePrivateKey([]byte(s.User.Keys["ed25519_private"]))
-			if err != nil {
-				return nil, err
-			}
-			if !bytes.Equal(host.PublicKey().Marshal(), e.HostKey.Marshal()) {
-				return nil, errors.New("another host answers there")
-			}
-			login := s.User.Users[0]
-			key, _, _, _, err := ssh.ParseAuthorizedKey([]byte(login.Keys[0]))
-			if err != nil || login.Name != e.User || !bytes.Equal(key.Marshal(), e.Key.PublicKey().Marshal()) {
-				return nil, errors.New("permission denied (publickey)")
-			}
-			a, b := net.Pipe()
-			go func() {
-				fmt.Fprintf(b, "%s booted %d\n", s.Meta.Hostname, v.StartedAt.UnixNano())
-				io.Copy(io.Discard, b)
-				b.Close()
-			}()
-			return a, nil
 		}
 		return nil, errors.New("connection refused")
 	}
+}
+
+// testLink is a way to such guests without ssh, which still holds both ends to
+// the keys that the guest has from its seed.
+type testLink struct {
+	c  sshlink.Config
+	mu sync.Mutex
+	s  net.Conn
+	x  bool
+}
+
+func (l *testLink) Dial(ctx context.Context) (io.ReadWriteCloser, error) {
+	l.mu.Lock()
+	if l.s != nil {
+		l.s.Close()
+	}
+	l.mu.Unlock()
+	for {
+		conn, err := l.c.Dial(ctx)
+		if err == nil {
+			if err = l.login(conn.(guestConn).vm); err == nil {
+				l.mu.Lock()
+				defer l.mu.Unlock()
+				if l.x {
+					conn.Close()
+					return nil, net.ErrClosed
+				}
+				l.s = conn
+				return conn, nil
+			}
+			conn.Close()
+		}
+		select {
+		case <-ctx.Done():
+			return nil, fmt.Errorf("%w (last: %w)", context.Cause(ctx), err)
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
+}
+
+func (l *testLink) login(v *standin.VM) error {
+	s, err := readSeed(v.DVDs[0].Path)
+	if err != nil {
+		return err
+	}
+	host, err := ssh.ParsePrivateKey([]byte(s.User.Keys["ed25519_private"]))
+	if err != nil {
+		return err
+	}
+	if !bytes.Equal(host.PublicKey().Marshal(), l.c.HostKeys[0].Marshal()) {
+		return errors.New("another host answers there")
+	}
+	login := s.User.Users[0]
+	key, _, _, _, err := ssh.ParseAuthorizedKey([]byte(login.Keys[0]))
+	if err != nil || login.Name != l.c.User || !bytes.Equal(key.Marshal(), l.c.Signer.PublicKey().Marshal()) {
+		return errors.New("permission denied (publickey)")
+	}
+	return nil
+}
+
+func (l *testLink) WaitFailed(ctx context.Context) error { <-ctx.Done(); return nil }
+
+func (l *testLink) Close() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.x = true
+	if l.s != nil {
+		l.s.Close()
+	}
+	return nil
 }
 
 // seedContent is what cloud-init would read.

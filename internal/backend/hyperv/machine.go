@@ -2,12 +2,12 @@ package hyperv
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io"
+	"net/netip"
 
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"time"
 
@@ -21,20 +21,20 @@ type machine struct {
 	r     record
 	keys  keys
 	began time.Time
+	link  Link
 	done  chan struct{}
 	look  chan struct{} // asks for a look now
-	life  context.Context
-	end   context.CancelFunc
-	wg    sync.WaitGroup
 
 	mu       sync.Mutex
 	exit     backend.Exit
 	ended    bool
 	stopping bool
-	reached  bool // the agent's end was reached once
-	dialing  *dialing
-	stream   io.Closer
 	console  []byte
+	said     string     // the last line of the console
+	good     netip.Addr // where the guest was reached last
+	dialled  netip.Addr // where somebody answered last
+	turn     int        // of the candidates
+	reached  bool
 }
 
 var (
@@ -44,7 +44,7 @@ var (
 
 func newMachine(b *Backend, r record, k keys, began time.Time) *machine {
 	m := &machine{b: b, r: r, keys: k, began: began, done: make(chan struct{}), look: make(chan struct{}, 1)}
-	m.life, m.end = context.WithCancel(context.Background())
+	m.link = m.newLink()
 	m.note("Hyper-V runs the machine %s (%s)", r.Machine, r.ID)
 	go m.watch() // ends with the VM
 	return m
@@ -159,14 +159,9 @@ func (m *machine) over(e backend.Exit) {
 		return
 	}
 	m.ended, m.exit = true, e
-	stream := m.stream
-	m.stream = nil
 	m.mu.Unlock()
-	m.end()
-	if stream != nil {
-		stream.Close()
-	}
 	close(m.done)
+	m.link.Close()
 }
 
 // Done implements backend.Machine.
@@ -242,36 +237,43 @@ func (m *machine) WatchBoot(ctx context.Context) error {
 		return fault.Wrap(backend.ErrBootFailed, fault.RuntimeNotReady, "the guest of the VM %s does not come up", m.r.Spec.Name).Because("%s", why).
 			Next("look at its console in Hyper-V Manager, and check that the base disk is a generic cloud image with cloud-init, sshd and the hv_netvsc driver")
 	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	hopeless := make(chan error, 1)
+	go func() { hopeless <- m.link.WaitFailed(ctx) }() // ends with ctx
 	timer := time.NewTimer(time.Until(m.began.Add(m.b.c.BootTimeout)))
 	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-		return nil
-	case <-m.done:
-		e := m.Exit()
-		return failed("the machine ended: " + e.Reason + " " + e.Detail)
-	case <-timer.C:
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-m.done:
+			e := m.Exit()
+			return failed("the machine ended: " + strings.TrimSpace(e.Reason+" "+e.Detail))
+		case err := <-hopeless:
+			if ctx.Err() != nil {
+				return nil
+			}
+			return failed(fault.From(err).Error())
+		case <-timer.C:
+			if m.wasReached() || ctx.Err() != nil {
+				continue // the agent's affair now
+			}
+			return failed(fmt.Sprintf("it was not reached over ssh within %s: %s", m.b.c.BootTimeout, m.lastNote()))
+		}
 	}
+}
+
+// wasReached: there was a stream to the agent once.
+func (m *machine) wasReached() bool {
 	m.mu.Lock()
-	reached := m.reached
-	m.mu.Unlock()
-	if !reached && ctx.Err() == nil {
-		return failed(fmt.Sprintf("it was not reached over ssh within %s: %s", m.b.c.BootTimeout, m.lastNote()))
-	}
-	<-ctx.Done() // the agent's affair now
-	return nil
+	defer m.mu.Unlock()
+	return m.reached
 }
 
 // lastNote is the last line of what is known of the boot.
 func (m *machine) lastNote() string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	lines := splitLines(m.console)
-	if len(lines) == 0 {
-		return "nothing is known"
-	}
-	return lines[len(lines)-1]
+	return m.said
 }
-
-// errNoDialer: the Backend was made without a way to agents.
-var errNoDialer = errors.New("no way to the agent was configured")
