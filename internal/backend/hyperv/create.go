@@ -50,7 +50,7 @@ func (b *Backend) Create(ctx context.Context, s backend.Spec) error {
 	if err := b.make(ctx, s); err != nil {
 		clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanLimit)
 		defer cancel()
-		if errors.Is(err, powershell.ErrUnknown) {
+		if errors.Is(err, errBegun) {
 			b.awaitLate(clean, s.Name)
 		}
 		if cerr := b.remove(clean, s.Name); cerr != nil {
@@ -66,6 +66,9 @@ func (b *Backend) Create(ctx context.Context, s backend.Spec) error {
 // PowerShell that gave no answer: vmms may make it yet, and without its record
 // nobody would know it as ours.
 const lateWait = 5 * time.Second
+
+// errBegun: it is not known what became of the machine's creation.
+var errBegun = errors.New("the creation of the machine was begun")
 
 func (b *Backend) awaitLate(ctx context.Context, name string) {
 	r, err := b.readRecord(name)
@@ -136,6 +139,9 @@ func (b *Backend) make(ctx context.Context, s backend.Spec) error {
 		"name": r.Machine, "path": filepath.Join(dir, hyperDir), "notes": string(notes), "cpus": s.CPUs, "memory": memoryBytes(s),
 		"disk": filepath.Join(dir, diskFile), "seed": filepath.Join(dir, seedFile), "mac": r.MAC, "switchName": b.c.SwitchName, "secureBoot": b.c.SecureBoot,
 	}, &made); err != nil {
+		if errors.Is(err, powershell.ErrUnknown) {
+			return fmt.Errorf("%w: %w", errBegun, err)
+		}
 		return b.explainSwitch(ctx, err)
 	}
 	if err := made.check(b, r); err != nil {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"sandboxforge/internal/backend"
+	"sandboxforge/internal/backend/hyperv/powershell"
 	"sandboxforge/internal/fault"
 )
 
@@ -123,23 +124,32 @@ func (b *Backend) unlessGone(ctx context.Context, id string, err error) error {
 	return err
 }
 
-// offLimit bounds the wait for a machine whose power was cut.
-const offLimit = time.Minute
+// offLimit bounds the wait for a machine whose power was cut, and offAgain is
+// when it is cut once more.
+const (
+	offLimit = time.Minute
+	offAgain = 5 * time.Second
+)
 
 // turnOff cuts the power and returns when the machine holds nothing any more.
 func (b *Backend) turnOff(ctx context.Context, id map[string]any) error {
-	for until := time.Now().Add(offLimit); ; {
-		err := b.whole(ctx, "stop", id, nil)
+	until := time.Now().Add(offLimit)
+	var cut time.Time
+	var err error
+	for {
+		if time.Since(cut) > offAgain {
+			err = b.whole(ctx, "stop", id, nil)
+			cut = time.Now()
+		}
 		m, found, ferr := b.find(context.WithoutCancel(ctx), id["id"].(string))
 		switch {
 		case ferr == nil && (!found || !m.runs()):
 			return nil
 		case time.Now().After(until):
-			if err == nil {
-				err = ferr
-			}
-			return fault.Wrap(err, fault.BackendCommandFailed, "the machine stays in the state %q", m.State).
+			return fault.Wrap(errors.Join(err, ferr), fault.BackendCommandFailed, "the machine stays in the state %q", m.State).
 				Next("end it with Hyper-V Manager, or restart the service vmms")
+		case err != nil && fault.From(err).Code != fault.BackendCommandFailed && !errors.Is(err, powershell.ErrUnknown):
+			return err // no rights, no vmms: the next try would say the same
 		}
 		select {
 		case <-ctx.Done():
