@@ -39,12 +39,17 @@ func TestMain(m *testing.M) {
 type testConfig struct {
 	Config
 	World string
+	Real  bool // its machines are QEMU's, and the agent is reached over ssh
 }
 
 func open(raw json.RawMessage) (backend.Backend, error) {
 	var c testConfig
 	if err := json.Unmarshal(raw, &c); err != nil {
 		return nil, err
+	}
+	if c.Real {
+		c.Config.Connect = connectReal(c.World)
+		return New(c.Config)
 	}
 	c.Config.Connect = connectGuest(c.World)
 	c.Config.NewLink = func(l sshlink.Config) Link { return &testLink{c: l} }

@@ -36,7 +36,7 @@ func (s seed) files() (map[string][]byte, error) {
 		}},
 		"ssh_pwauth": false, "disable_root": true,
 		// One host key, which we know; those of the image go.
-		"ssh_deletekeys": true, "ssh_genkeytypes": []string{},
+		"ssh_deletekeys":    true,
 		"ssh_keys":          map[string]string{"ed25519_private": string(s.hostKey), "ed25519_public": hostPub},
 		"preserve_hostname": false,
 		"growpart":          map[string]any{"mode": "auto", "devices": []string{"/"}},

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -42,16 +43,31 @@ func writeDisk(path string, d disk) error {
 
 // readDisk fails with the HRESULT that Windows would give.
 func readDisk(path string) (disk, uint32) {
-	b, err := os.ReadFile(path)
+	b, err := head(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return disk{}, eFileNotFound
 	}
 	var d disk
 	rest, ok := strings.CutPrefix(string(b), diskMark)
+	if !ok && err == nil && (strings.HasPrefix(string(b), "vhdxfile") || strings.HasPrefix(string(b), "QFI\xfb")) {
+		if d, err := imageInfo(path); err == nil {
+			return d, 0
+		}
+	}
 	if err != nil || !ok || json.Unmarshal([]byte(rest), &d) != nil {
 		return disk{}, eNotADisk
 	}
 	return d, 0
+}
+
+// head is the beginning of a file, all of it for a disk without content.
+func head(path string) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return io.ReadAll(io.LimitReader(f, 4<<10))
 }
 
 // checkChain looks at a disk and those below it.
@@ -122,7 +138,14 @@ func newVHD(c *invocation) ([]any, *psError) {
 	if d.Size <= 0 || d.Size%4096 != 0 || d.Size > 64<<40 {
 		return nil, vhdError(c, "InvalidArgument", eInvalidArgument, "%d is no size of a virtual disk", d.Size)
 	}
-	err := writeDisk(path, d)
+	make := writeDisk
+	if c.e.world.Real != nil && d.Kind == "Differencing" {
+		make = makeChild
+		if _, err := os.Lstat(path); err == nil {
+			make = func(string, disk) error { return fs.ErrExist }
+		}
+	}
+	err := make(path, d)
 	switch {
 	case errors.Is(err, fs.ErrExist):
 		return nil, vhdError(c, "NotSpecified", eFileExists, "The file exists.")

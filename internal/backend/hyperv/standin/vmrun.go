@@ -31,6 +31,11 @@ func startVM(c *invocation) ([]any, *psError) {
 		w.Next++
 		v.Address = fmt.Sprintf("172.28.%d.%d", w.Next/200%200, 10+w.Next%200)
 		v.StartedAt = time.Now()
+		if w.Real != nil {
+			if err := w.Real.boot(v); err != nil {
+				return nil, unknownHere("QEMU: %v", err)
+			}
+		}
 		v.State, v.Then = "Running", ""
 		if d := w.Faults.StartTime; d > 0 {
 			v.State, v.Then, v.Until = "Starting", "Running", time.Now().Add(d)
@@ -119,6 +124,15 @@ func stopVM(c *invocation) ([]any, *psError) {
 		if v.State == "Off" {
 			c.warn("The virtual machine is already in the specified state.")
 			continue
+		}
+		if !c.on("TurnOff") && w.Real != nil {
+			w.Real.press(v)
+			continue
+		}
+		if v.PID != 0 {
+			if err := w.Real.cut(v); err != nil {
+				return nil, unknownHere("QEMU: %v", err)
+			}
 		}
 		if !c.on("TurnOff") {
 			if v.State == "Running" && v.boots() && !w.Faults.NoShutdown {

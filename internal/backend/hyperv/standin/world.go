@@ -25,6 +25,7 @@ type World struct {
 	Edition   string     `json:"edition"`    // of Windows
 	SKU       int64      `json:"sku"`        // its number
 	Faults    Faults     `json:"faults"`
+	Real      *Real      `json:"real,omitempty"` // what VMs really are; nil: nothing
 }
 
 // VM is a virtual machine. Names may repeat.
@@ -56,6 +57,8 @@ type VM struct {
 	StartedAt            time.Time     `json:"started_at,omitzero"`
 	Snapshots            []*Checkpoint `json:"snapshots,omitempty"`
 	Clustered            bool          `json:"clustered"`
+	PID                  int           `json:"pid,omitempty"`  // of QEMU, if it is real
+	Port                 int           `json:"port,omitempty"` // of the host, to its sshd
 }
 
 // Drive is a disk or DVD drive of a VM.
@@ -184,6 +187,9 @@ func (w *World) save(dir string) error {
 // settle lets the time that passed have its effect.
 func (w *World) settle(now time.Time) {
 	for _, v := range w.VMs {
+		if v.PID != 0 && !v.alive() {
+			v.State, v.Then, v.PID = "Off", "", 0
+		}
 		if v.Then != "" && !now.Before(v.Until) {
 			v.State, v.Then = v.Then, ""
 		}
@@ -206,6 +212,9 @@ func Kill(dir, id string) error {
 	err := Update(dir, func(w *World) {
 		if v := w.Find(id); v != nil && v.runs() {
 			found = true
+			if w.Real != nil && v.PID != 0 {
+				w.Real.cut(v)
+			}
 			v.State, v.Then = "Off", ""
 			w.Events = append(w.Events, Event{time.Now(), "Microsoft-Windows-Hyper-V-Worker-Admin", 3430, 2, "'" + v.Name + "' terminated unexpectedly. (Virtual machine ID " + string(v.ID) + ")"})
 		}
