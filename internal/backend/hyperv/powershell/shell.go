@@ -107,9 +107,10 @@ func (s *shell) greet(ctx context.Context, o Options) error {
 	}
 	var text string
 	err := s.await(ctx, func(line []byte) bool {
-		_, rest, ok := strings.Cut(string(line), nonce)
-		text, _, ok = strings.Cut(rest, nonce)
-		return ok
+		var whole bool
+		_, rest, _ := strings.Cut(string(line), nonce)
+		text, _, whole = strings.Cut(rest, nonce)
+		return whole
 	})
 	if err != nil {
 		return fault.Wrap(err, fault.BackendUnavailable, "Windows PowerShell did not answer").

@@ -30,9 +30,6 @@ func (s *scope) get(name string) (any, bool) {
 	return nil, false
 }
 
-// returned unwinds a block up to its caller.
-type returned struct{}
-
 func newEvaluator(dir string, out, errout io.Writer) *evaluator {
 	e := &evaluator{dir: dir, out: out, errout: errout, parent: os.Getppid(), global: &scope{vars: map[string]any{
 		"true": true, "false": false, "null": nil,
