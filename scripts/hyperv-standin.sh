@@ -33,4 +33,6 @@ if [ ! -f "$dir/base.vhdx" ]; then
 	trap - EXIT
 fi
 [ -n "$(ls internal/guestbin/bin/*.gz 2>/dev/null)" ] || $GO run ./internal/guestbin/gen
-SANDBOXFORGE_HYPERV_GUEST=$dir $GO test -count=1 -timeout 90m -v -run "${HYPERV_TESTS:-TestContractOnRealVMs|TestGuestIsProvisioned}" ./internal/backend/hyperv
+export SANDBOXFORGE_HYPERV_GUEST="$dir"
+tests=${HYPERV_TESTS:-TestContractOnRealVMs|TestGuestIsProvisioned|TestHyperV$}
+$GO test -count=1 -p 1 -timeout 90m -v -run "$tests" ./internal/backend/hyperv ./test/e2e

@@ -25,6 +25,9 @@ type Real struct {
 	Kernel string `json:"kernel"`
 	Initrd string `json:"initrd"`
 	Append string `json:"append"` // to the kernel's command line
+	// Addresses gives the host's loopback the addresses of the guests, with
+	// their port 22. Needs root. Otherwise the port is VM.Port of 127.0.0.1.
+	Addresses bool `json:"addresses"`
 }
 
 // imageInfo asks qemu-img about a disk.
@@ -69,13 +72,20 @@ func (r *Real) boot(v *VM) error {
 	}
 	v.Port = l.Addr().(*net.TCPAddr).Port
 	l.Close()
+	forward := "127.0.0.1:" + strconv.Itoa(v.Port)
+	if r.Addresses {
+		forward = v.Address + ":22"
+		if out, err := exec.Command("ip", "addr", "add", v.Address+"/32", "dev", "lo").CombinedOutput(); err != nil {
+			return fmt.Errorf("%w: %s", err, out)
+		}
+	}
 	mac := strings.ToLower(strings.ReplaceAll(dashed(v.MAC), "-", ":"))
 	args := []string{
 		"-name", string(v.ID), "-M", "q35", "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", strconv.FormatInt(v.Processors, 10), "-m", strconv.FormatInt(v.Memory>>20, 10) + "M",
 		"-nodefaults", "-display", "none", "-no-reboot", "-serial", "file:" + filepath.Join(v.Path, "console.log"),
 		"-qmp", "unix:" + r.socket(v) + ",server=on,wait=off",
 		"-kernel", r.Kernel, "-initrd", r.Initrd, "-append", r.Append,
-		"-netdev", "user,id=n0,hostfwd=tcp:127.0.0.1:" + strconv.Itoa(v.Port) + "-:22", "-device", "virtio-net-pci,netdev=n0,mac=" + mac,
+		"-netdev", "user,id=n0,hostfwd=tcp:" + forward + "-:22", "-device", "virtio-net-pci,netdev=n0,mac=" + mac,
 		"-device", "virtio-rng-pci", "-device", "virtio-scsi-pci",
 	}
 	comma := strings.NewReplacer(",", ",,")
@@ -147,5 +157,13 @@ func (r *Real) cut(v *VM) error {
 		time.Sleep(5 * time.Millisecond)
 	}
 	v.PID = 0
+	r.release(v)
 	return nil
+}
+
+// release takes a guest's address back, if it is still there.
+func (r *Real) release(v *VM) {
+	if r.Addresses && v.Address != "" {
+		exec.Command("ip", "addr", "del", v.Address+"/32", "dev", "lo").Run()
+	}
 }

@@ -161,6 +161,9 @@ func removeVM(c *invocation) ([]any, *psError) {
 		if v.runs() {
 			return nil, vmError(c, "InvalidState", "InvalidOperation", 0x80070015, "'%s' is %s", v.Name, v.State)
 		}
+		if w.Real != nil {
+			w.Real.release(v)
+		}
 		for i, o := range w.VMs {
 			if o == v {
 				w.VMs = append(w.VMs[:i], w.VMs[i+1:]...)
