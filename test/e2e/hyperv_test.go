@@ -42,7 +42,7 @@ func TestHyperV(t *testing.T) {
 			standin.Kill(world, string(v.ID))
 		}
 	})
-	st := newState(t, "SANDBOX_BACKEND=hyperv", "SANDBOXFORGE_TEST_POWERSHELL="+standin.Executable(t, world), "HYPERV_BASE_VHDX="+filepath.Join(guest, "base.vhdx"))
+	st := newState(t, "SANDBOX_BACKEND=hyperv", "SANDBOXFORGE_TEST_POWERSHELL="+standin.Executable(t, world), "HYPERV_BASE_VHDX="+filepath.Join(guest, "base.vhdx"), "HYPERV_BOOT_TIMEOUT_SECONDS=340")
 	out, err := st.cli("doctor")
 	t.Logf("doctor:\n%s", out)
 	must(err)
