@@ -87,7 +87,7 @@ func (p *Pool) Run(ctx context.Context, r Request, v any) error {
 		return err
 	}
 	nonce := newNonce()
-	result := make(chan error, 1)
+	answer := make(chan outcome, 1)
 	p.wg.Go(func() {
 		sctx, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), limit, fmt.Errorf("%w: %s took more than %s", ErrUnknown, r.Name, limit))
 		defer cancel()
@@ -116,24 +116,33 @@ func (p *Pool) Run(ctx context.Context, r Request, v any) error {
 			}
 		}
 		p.give(s)
-		if err != nil {
-			result <- err
-			return
-		}
-		result <- got.result(v)
+		answer <- outcome{got, err}
 	})
+	// Decoded here: nothing is written to v after Run has returned.
 	select {
-	case err := <-result:
-		return err
+	case o := <-answer:
+		return o.into(v)
 	case <-ctx.Done():
-		select {
-		case err := <-result: // both at once: what is known counts
-			return err
-		default:
-		}
-		// v may still be written to: nobody reads it after an error.
-		return fmt.Errorf("%w: %w", ErrUnknown, context.Cause(ctx))
 	}
+	select {
+	case o := <-answer: // both at once: what is known counts
+		return o.into(v)
+	default:
+	}
+	return fmt.Errorf("%w: %w", ErrUnknown, context.Cause(ctx))
+}
+
+// outcome is what became of a request.
+type outcome struct {
+	reply reply
+	err   error
+}
+
+func (o outcome) into(v any) error {
+	if o.err != nil {
+		return o.err
+	}
+	return o.reply.result(v)
 }
 
 // take gets a shell of its own for the caller.
