@@ -118,6 +118,11 @@ const (
 func explain(what string, err error) error {
 	var e *powershell.Error
 	if !errors.As(err, &e) {
+		if errors.Is(err, powershell.ErrUnknown) && !errors.Is(err, context.Canceled) && !errors.Is(err, context.DeadlineExceeded) {
+			return fault.Wrap(err, fault.OutcomeUnknown, "Hyper-V gave no answer (%s)", what).
+				Because("the service vmms hangs, or Windows PowerShell was ended").
+				Next("call list_instances to see what is there, and restart the service vmms if this happens again")
+		}
 		return err
 	}
 	f := func(code fault.Code, format string, args ...any) *fault.Error {

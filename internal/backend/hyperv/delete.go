@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"sandboxforge/internal/backend"
-	"sandboxforge/internal/backend/hyperv/powershell"
 	"sandboxforge/internal/fault"
 )
 
@@ -148,7 +147,7 @@ func (b *Backend) turnOff(ctx context.Context, id map[string]any) error {
 		case time.Now().After(until):
 			return fault.Wrap(errors.Join(err, ferr), fault.BackendCommandFailed, "the machine stays in the state %q", m.State).
 				Next("end it with Hyper-V Manager, or restart the service vmms")
-		case err != nil && fault.From(err).Code != fault.BackendCommandFailed && !errors.Is(err, powershell.ErrUnknown):
+		case err != nil && fault.Is(err, fault.BackendUnavailable):
 			return err // no rights, no vmms: the next try would say the same
 		}
 		select {

@@ -1,6 +1,7 @@
 package hyperv
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"os"
@@ -9,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
+	gocmp "github.com/google/go-cmp/cmp"
 
 	"sandboxforge/internal/backend"
 	"sandboxforge/internal/backend/hyperv/standin"
@@ -140,7 +141,7 @@ func TestForeignMachinesAreLeftAlone(t *testing.T) {
 	ok(t, l.b.Delete(t.Context(), "vm-1"))
 	ended(t, m)
 	ok(t, l.b.Delete(t.Context(), "vm-1"))
-	if diff := cmp.Diff(foreign, l.look(t).VMs); diff != "" {
+	if diff := gocmp.Diff(foreign, l.look(t).VMs); diff != "" {
 		t.Errorf("foreign machines changed: %s", diff)
 	}
 }
@@ -271,6 +272,9 @@ func TestFailedCreateLeavesNothing(t *testing.T) {
 			err := l.b.Create(t.Context(), spec("vm-1"))
 			if err == nil {
 				t.Fatalf("%s %s, and Create succeeded", cmdlet, how)
+			}
+			if want := map[string]fault.Code{"fails": fault.BackendCommandFailed}[how]; fault.CodeOf(err) != cmp.Or(want, fault.OutcomeUnknown) {
+				t.Errorf("%s %s: %s, %v", cmdlet, how, fault.CodeOf(err), err)
 			}
 			if all, err := l.b.List(t.Context()); err != nil || len(all) != 0 {
 				t.Errorf("%s %s: List is %+v, %v", cmdlet, how, all, err)

@@ -81,6 +81,8 @@ func (m *machine) watch() {
 		select {
 		case <-t.C:
 		case <-m.look:
+		case <-m.done:
+			return
 		}
 		info, found, err := m.b.find(context.Background(), m.r.ID)
 		switch {

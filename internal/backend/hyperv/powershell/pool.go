@@ -88,7 +88,8 @@ func (p *Pool) Run(ctx context.Context, r Request, v any) error {
 	}
 	nonce := newNonce()
 	answer := make(chan outcome, 1)
-	p.wg.Go(func() {
+	go func() { // ends with the reply or the limit; take has counted it
+		defer p.wg.Done()
 		sctx, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), limit, fmt.Errorf("%w: %s took more than %s", ErrUnknown, r.Name, limit))
 		defer cancel()
 		var got reply
@@ -117,7 +118,7 @@ func (p *Pool) Run(ctx context.Context, r Request, v any) error {
 		}
 		p.give(s)
 		answer <- outcome{got, err}
-	})
+	}()
 	// Decoded here: nothing is written to v after Run has returned.
 	select {
 	case o := <-answer:
@@ -161,6 +162,7 @@ func (p *Pool) take(ctx context.Context) (*shell, error) {
 		<-p.slots
 		return nil, errClosed
 	}
+	p.wg.Add(1) // under the lock that Close takes before it waits
 	for len(p.idle) > 0 {
 		s := p.idle[len(p.idle)-1]
 		p.idle = p.idle[:len(p.idle)-1]
@@ -174,6 +176,7 @@ func (p *Pool) take(ctx context.Context) (*shell, error) {
 	s, err := start(ctx, p.o)
 	if err != nil {
 		<-p.slots
+		p.wg.Done()
 		return nil, err
 	}
 	return s, nil
