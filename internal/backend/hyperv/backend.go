@@ -120,7 +120,7 @@ func (b *Backend) describe(r record, m machineInfo, found bool) backend.Info {
 	case !strings.Contains(m.Notes, r.Token):
 		info.State, info.Detail = backend.Broken, "the notes of its machine were changed in Hyper-V, where SandboxForge keeps its marker"
 	case m.runs():
-		info.State, info.Accelerator = backend.Running, "hyperv"
+		info.State = backend.Running
 		info.StartedAt = time.Now().Add(-time.Duration(m.Uptime) * time.Second).UTC().Truncate(time.Second)
 	default:
 		if _, err := os.Stat(filepath.Join(dir, diskFile)); err != nil {

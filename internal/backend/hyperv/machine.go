@@ -178,12 +178,12 @@ func (m *machine) Exit() backend.Exit {
 
 // Info implements backend.Machine.
 func (m *machine) Info() backend.Info {
-	info := backend.Info{Name: m.r.Spec.Name, State: backend.Running, Accelerator: "hyperv", Dir: m.b.dir(m.r.Spec.Name), StartedAt: m.began.Truncate(time.Second)}
+	info := backend.Info{Name: m.r.Spec.Name, State: backend.Running, Dir: m.b.dir(m.r.Spec.Name), StartedAt: m.began.Truncate(time.Second)}
 	info.DiskUsed = diskUsed(info.Dir)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.ended {
-		info.State, info.Accelerator, info.StartedAt = backend.Stopped, "", time.Time{}
+		info.State, info.StartedAt = backend.Stopped, time.Time{}
 	}
 	return info
 }

@@ -79,7 +79,7 @@ const (
 
 // Probe implements backend.Backend.
 func (b *Backend) Probe(ctx context.Context, p backend.Progress) (backend.Report, error) {
-	r := backend.Report{Accelerator: "hyperv"}
+	var r backend.Report
 	missing := func(what, fix string) {
 		r.Problems = append(r.Problems, backend.Problem{What: what, Fix: fix, Fatal: true})
 	}
