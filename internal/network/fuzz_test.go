@@ -3,13 +3,10 @@ package network
 import (
 	"bytes"
 	"encoding/binary"
-	"io"
 	"math/rand/v2"
 	"net"
 	"net/netip"
-	"runtime"
 	"testing"
-	"time"
 
 	"golang.org/x/net/dns/dnsmessage"
 	"gvisor.dev/gvisor/pkg/buffer"
@@ -18,6 +15,13 @@ import (
 // bareNetwork is a network whose link is fed by hand and read by nobody who
 // cares.
 func bareNetwork(t testing.TB, config Config) *Network {
+	t.Helper()
+	return wiredNetwork(t, config, func([]byte) {})
+}
+
+// wiredNetwork is a network whose link is fed by hand; each gets the frames that
+// come back, and must not feed it.
+func wiredNetwork(t testing.TB, config Config, each func(frame []byte)) *Network {
 	t.Helper()
 	if config.Resolver == nil {
 		config.Resolver = noResolver{}
@@ -38,7 +42,13 @@ func bareNetwork(t testing.TB, config Config) *Network {
 		done <- struct{}{}
 	}()
 	go func() {
-		io.Copy(io.Discard, theirs)
+		for {
+			f, err := readFrame(theirs)
+			if err != nil {
+				break
+			}
+			each(f)
+		}
 		done <- struct{}{}
 	}()
 	t.Cleanup(func() {
@@ -199,64 +209,6 @@ func FuzzDNS(f *testing.F) {
 			}
 		}
 	})
-}
-
-// heap is what is on the heap that is not garbage, in bytes.
-func heap() uint64 {
-	runtime.GC()
-	runtime.GC()
-	var m runtime.MemStats
-	runtime.ReadMemStats(&m)
-	return m.HeapAlloc
-}
-
-// TestFloods sends what costs the sender little and a careless receiver memory:
-// empty datagrams to a socket, first fragments without a second, connections to
-// a destination that never answers.
-func TestFloods(t *testing.T) {
-	noLeaks(t)
-	w := &world{hang: map[string]bool{public: true}}
-	w.serveUDP(t, "198.51.100.7:53")
-	n := bareNetwork(t, Config{Dialer: w, DialTimeout: time.Hour})
-	datagram := frameOf(protoUDP, "198.51.100.7", udpTo(53))
-	var flood = map[string]func(i int) []byte{
-		"empty datagrams": func(int) []byte { return datagram },
-		"fragments": func(i int) []byte {
-			f := frameOf(protoUDP, "198.51.100.7", udpTo(53, 1, 2, 3, 4, 5, 6, 7, 8), at(18, byte(i>>8), byte(i), 0x20, 0), at(33, byte(i>>16)))
-			f[24], f[25] = 0, 0
-			sum := ^internetSum(f[14:34])
-			f[24], f[25] = byte(sum>>8), byte(sum)
-			return f
-		},
-		"connections": func(i int) []byte {
-			f := syn("198.51.100.7", 80)
-			f[34], f[35] = byte(i>>8), byte(i)
-			f[50], f[51] = 0, 0
-			sum := transportSum(f)
-			f[50], f[51] = byte(sum>>8), byte(sum)
-			return f
-		},
-	}
-	n.link.input(buffer.NewViewWithData(datagram))
-	before := heap()
-	for what, frame := range flood {
-		for i := range 200000 {
-			n.link.input(buffer.NewViewWithData(frame(i)))
-			if i%50000 == 0 {
-				n.bounded(t)
-			}
-		}
-		if after := heap(); after > before+24<<20 {
-			t.Errorf("%s: the heap grew from %d to %d bytes", what, before, after)
-		}
-	}
-	if s := n.Stats(); s.TCPFlows != maxDials || s.UDPFlows != 1 || s.DatagramsLost == 0 {
-		t.Errorf("stats %+v", s)
-	}
-	n.Close()
-	if n.udp.backlog != 0 {
-		t.Errorf("%d bytes still wait", n.udp.backlog)
-	}
 }
 
 // TestHostileFrames throws noise that looks like traffic at the whole stack:

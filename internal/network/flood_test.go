@@ -1,0 +1,131 @@
+package network
+
+import (
+	"encoding/binary"
+	"io"
+	"net"
+	"net/netip"
+	"runtime"
+	"testing"
+	"time"
+
+	"gvisor.dev/gvisor/pkg/buffer"
+	"gvisor.dev/gvisor/pkg/tcpip/header"
+)
+
+// heap is what is on the heap that is not garbage, in bytes.
+func heap() uint64 {
+	runtime.GC()
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return m.HeapAlloc
+}
+
+// segment makes a TCP segment of the guest in a frame.
+func segment(port uint16, to string, seq, ack uint32, flags header.TCPFlags, window uint16, payload ...byte) []byte {
+	a := netip.MustParseAddrPort(to)
+	b := make([]byte, header.TCPMinimumSize, header.TCPMinimumSize+len(payload))
+	header.TCP(b).Encode(&header.TCPFields{
+		SrcPort: port, DstPort: a.Port(), SeqNum: seq, AckNum: ack,
+		DataOffset: header.TCPMinimumSize, Flags: flags, WindowSize: window,
+	})
+	f := frameOf(protoTCP, a.Addr().String(), append(b, payload...))
+	sum := transportSum(f)
+	f[50], f[51] = byte(sum>>8), byte(sum)
+	return f
+}
+
+// segmentIn gives the TCP segment in a frame to the guest, nil if there is none.
+func segmentIn(frame []byte) header.TCP {
+	if len(frame) < ethernetHeader+ipv4Header+header.TCPMinimumSize || frame[23] != protoTCP {
+		return nil
+	}
+	return header.TCP(frame[ethernetHeader+ipv4Header:])
+}
+
+// fragment makes a first fragment of a datagram that never has a second.
+func fragment(i int) []byte {
+	f := frameOf(protoUDP, "198.51.100.7", udpTo(53, 1, 2, 3, 4, 5, 6, 7, 8), at(18, byte(i>>8), byte(i), 0x20, 0), at(33, byte(i>>16)))
+	f[24], f[25] = 0, 0
+	sum := ^internetSum(f[14:34])
+	f[24], f[25] = byte(sum>>8), byte(sum)
+	return f
+}
+
+// padded puts f into as long a frame as there is.
+func padded(f []byte) []byte { return append(f, make([]byte, frameLimit-len(f))...) }
+
+// TestFloods sends what costs the sender little and a careless receiver memory:
+// empty datagrams to a socket, first fragments without a second, connections to
+// a destination that never answers, and a few bytes in frames and datagrams
+// that are much longer. What counts is the heap: the network's own counters
+// are what such a flood passes by.
+func TestFloods(t *testing.T) {
+	noLeaks(t)
+	const waiting, open = "198.51.100.9", "198.51.100.8:80"
+	w := &world{hang: map[string]bool{public: true}}
+	w.serveUDP(t, "198.51.100.7:53")
+	w.serve(t, open, func(c *net.TCPConn) { io.Copy(io.Discard, c) })
+	const flows = 32 // of datagrams that wait, of each kind
+	for i := range 2 * flows {
+		w.hang[netip.AddrPortFrom(netip.MustParseAddr(waiting), uint16(1000+i)).String()] = true
+	}
+	accepted := make(chan header.TCP, 1)
+	n := wiredNetwork(t, Config{Dialer: w, DialTimeout: time.Hour}, func(f []byte) {
+		if s := segmentIn(f); s != nil && s.Flags() == header.TCPFlagSyn|header.TCPFlagAck {
+			accepted <- s
+		}
+	})
+	input := func(frame []byte) { n.link.input(buffer.NewViewWithData(frame)) }
+	input(segment(50000, open, 1, 0, header.TCPFlagSyn, 65535))
+	var ack uint32
+	select {
+	case s := <-accepted:
+		ack = s.SequenceNumber() + 1
+	case <-testContext(t).Done():
+		t.Fatal("the connection was not accepted")
+	}
+	input(segment(50000, open, 2, ack, header.TCPFlagAck, 65535))
+	datagram := frameOf(protoUDP, "198.51.100.7", udpTo(53))
+	input(datagram)
+	for _, flood := range []struct {
+		name  string
+		count int
+		frame func(i int) []byte
+	}{
+		{"empty datagrams", 200000, func(int) []byte { return datagram }},
+		{"fragments", 200000, fragment},
+		{"connections", 200000, func(i int) []byte { return segment(uint16(i), public, 0, 0, header.TCPFlagSyn, 65535) }},
+		{"segments out of order, in long frames", 10000, func(i int) []byte {
+			return padded(segment(50000, open, uint32(3+2*(i%16000)), ack, header.TCPFlagAck, 65535, 'x'))
+		}},
+		{"fragments in long frames", 10000, func(i int) []byte { return padded(fragment(i)) }},
+		{"datagrams in long frames", flows * udpQueue, func(i int) []byte {
+			return padded(frameOf(protoUDP, waiting, udpTo(uint16(1000+i%flows), 'x')))
+		}},
+		{"datagrams with a short UDP length", flows * udpQueue, func(i int) []byte {
+			p := udpTo(uint16(1000+flows+i%flows), make([]byte, 60000)...)
+			binary.BigEndian.PutUint16(p[4:], udpHeader+1)
+			return frameOf(protoUDP, waiting, p)
+		}},
+	} {
+		before := heap()
+		for i := range flood.count {
+			input(flood.frame(i))
+			if i%50000 == 0 {
+				n.bounded(t)
+			}
+		}
+		if after := heap(); after > before+24<<20 {
+			t.Errorf("%s: the heap grew from %d to %d bytes", flood.name, before, after)
+		}
+	}
+	if s := n.Stats(); s.TCPFlows != maxDials+1 || s.UDPFlows != 2*flows+1 || s.DatagramsLost == 0 || s.Filtered.Malformed != 0 {
+		t.Errorf("stats %+v", s)
+	}
+	n.Close()
+	if n.udp.backlog != 0 {
+		t.Errorf("%d bytes still wait", n.udp.backlog)
+	}
+}
