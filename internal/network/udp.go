@@ -62,7 +62,8 @@ func (n *Network) handleUDP(id stack.TransportEndpointID, pkt *stack.PacketBuffe
 		n.counters.filtered[dropMalformed].Add(1)
 		return true
 	}
-	payload := pkt.Data().AsRange().ToSlice()[:size]
+	// A copy of that size: what waits is counted by its length.
+	payload := pkt.Data().AsRange().Capped(size).ToSlice()
 	k := udpKey{id.RemotePort, destination(id)}
 	if k.destination == dnsAddress {
 		n.dns.datagram(k.port, payload)
