@@ -1,14 +1,18 @@
 package network
 
 import (
+	"context"
 	"encoding/binary"
 	"io"
 	"net"
 	"net/netip"
 	"runtime"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"golang.org/x/net/dns/dnsmessage"
 	"gvisor.dev/gvisor/pkg/buffer"
 	"gvisor.dev/gvisor/pkg/tcpip/header"
 )
@@ -128,4 +132,80 @@ func TestFloods(t *testing.T) {
 	if n.udp.backlog != 0 {
 		t.Errorf("%d bytes still wait", n.udp.backlog)
 	}
+}
+
+// stubborn is a guest's TCP that asks the resolver and lets no answer come: its
+// window is zero, every probe is acknowledged, and nothing is ever ended by it
+// but its half of the connection.
+type stubborn struct {
+	got              chan header.TCP
+	accepted, resets atomic.Int32
+}
+
+// take hands a frame to answer.
+func (g *stubborn) take(f []byte) {
+	if s := segmentIn(f); s != nil && s.SourcePort() == dnsPort {
+		g.got <- s
+	}
+}
+
+// answer acknowledges what the network sends until ctx ends.
+func (g *stubborn) answer(ctx context.Context, n *Network, question []byte) {
+	for {
+		var s header.TCP
+		select {
+		case s = <-g.got:
+		case <-ctx.Done():
+			return
+		}
+		ack := s.SequenceNumber() + uint32(len(s.Payload()))
+		flags := header.TCPFlags(header.TCPFlagAck)
+		var payload []byte
+		switch {
+		case s.Flags().Contains(header.TCPFlagRst):
+			g.resets.Add(1)
+			continue
+		case s.Flags().Contains(header.TCPFlagSyn):
+			g.accepted.Add(1)
+			ack++
+			flags |= header.TCPFlagFin
+			payload = question
+		}
+		f := segment(s.DestinationPort(), dnsAddress.String(), s.AckNumber(), ack, flags, 0, payload...)
+		n.link.input(buffer.NewViewWithData(f))
+	}
+}
+
+// TestDNSConnsFlood: connections to the resolver that the guest keeps from
+// ending are no more than the cap, and end nevertheless.
+func TestDNSConnsFlood(t *testing.T) {
+	noLeaks(t)
+	g := &stubborn{got: make(chan header.TCP, 4096)}
+	n := wiredNetwork(t, Config{Resolver: &zone{records: map[string][]dnsmessage.ResourceBody{"example.org.": {a("198.51.100.7")}}}}, g.take)
+	n.dns.drain = 20 * time.Millisecond
+	q := query(t, "example.org.", dnsmessage.TypeA, 0)
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	wg.Go(func() { g.answer(ctx, n, append(binary.BigEndian.AppendUint16(nil, uint16(len(q))), q...)) })
+	defer wg.Wait()
+	defer cancel()
+	port := uint16(0)
+	eventually(t, "many connections came and went", func() bool {
+		for range 100 {
+			port++
+			n.link.input(buffer.NewViewWithData(segment(port, dnsAddress.String(), 1, 0, header.TCPFlagSyn, 0)))
+		}
+		if held := len(n.stack.RegisteredEndpoints()); held > maxDNSConns {
+			t.Fatalf("the stack holds %d connections", held)
+		}
+		return g.accepted.Load() > 5*maxDNSConns
+	})
+	eventually(t, "the last is gone", func() bool { return len(n.dns.conns) == 0 && len(n.stack.RegisteredEndpoints()) == 0 })
+	if s := n.Stats(); s.Denied.Limit == 0 || s.Questions < 4*maxDNSConns || g.resets.Load() == 0 {
+		t.Errorf("%d resets, stats %+v", g.resets.Load(), s)
+	}
+	// And the resolver goes on.
+	before := n.Stats().Questions
+	n.link.input(buffer.NewViewWithData(segment(0xffff, dnsAddress.String(), 1, 0, header.TCPFlagSyn, 0)))
+	eventually(t, "another question is answered", func() bool { return n.Stats().Questions > before })
 }

@@ -28,6 +28,7 @@ type Network struct {
 	pins     pins
 	denials  denials
 	flows    flows
+	tcp      *tcp.Forwarder
 	udp      udpFlows
 	dns      *dnsServer
 
@@ -60,12 +61,10 @@ func New(c Config) (*Network, error) {
 		n.cancel()
 		return nil, err
 	}
-	n.stack.SetTransportProtocolHandler(tcp.ProtocolNumber, tcp.NewForwarder(n.stack, bufferDefault, maxDials, n.forwardTCP).HandlePacket)
+	n.tcp = tcp.NewForwarder(n.stack, bufferDefault, maxDials, n.forwardTCP)
+	n.dns = newDNSServer(n)
+	n.stack.SetTransportProtocolHandler(tcp.ProtocolNumber, n.handleTCP)
 	n.stack.SetTransportProtocolHandler(udp.ProtocolNumber, n.handleUDP)
-	if n.dns, err = n.serveDNS(); err != nil {
-		n.Close()
-		return nil, err
-	}
 	return n, nil
 }
 
@@ -178,9 +177,6 @@ func (n *Network) Close() error {
 	defer close(n.gone)
 
 	n.cancel()
-	if n.dns != nil {
-		n.dns.close()
-	}
 	done := make(chan struct{})
 	go func() {
 		n.working.Wait()

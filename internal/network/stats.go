@@ -50,7 +50,7 @@ type Denied struct {
 	Policy    uint64 // flows that the policy denied
 	Name      uint64 // names that the policy denied
 	Rebinding uint64 // DNS answers that pointed into denied space
-	Limit     uint64 // flows beyond the cap
+	Limit     uint64 // flows and connections to the resolver beyond the cap
 }
 
 // counters are the growing part of Stats.
