@@ -71,6 +71,16 @@ func (d *denied) reason(a netip.Addr) string {
 	return ""
 }
 
+// overlaps says whether any address of p is always denied. An exception frees
+// only what lies in it whole.
+func (d *denied) overlaps(p netip.Prefix) bool {
+	if slices.ContainsFunc(d.exceptions, func(e netip.Prefix) bool { return e.Bits() <= p.Bits() && e.Contains(p.Addr()) }) {
+		return false
+	}
+	own, err := d.host.within(p)
+	return own || err != nil || slices.ContainsFunc(alwaysDenied, func(r deniedRange) bool { return r.prefix.Overlaps(p) })
+}
+
 // hostAddressesAge is how long a list of the host's addresses is believed.
 const hostAddressesAge = time.Second
 
@@ -89,20 +99,39 @@ type hostAddresses struct {
 func (h *hostAddresses) has(a netip.Addr) (bool, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.known == nil || time.Since(h.asked) > hostAddressesAge {
-		list, err := h.list()
-		if err != nil && h.known == nil {
-			return false, err
-		}
-		h.asked = time.Now()
-		if err == nil {
-			h.known = make(map[netip.Addr]bool, len(list))
-			for _, x := range list {
-				h.known[x.Unmap().WithZone("")] = true
-			}
+	err := h.refresh()
+	return h.known[a], err
+}
+
+// within says whether any is in p, and fails as has does.
+func (h *hostAddresses) within(p netip.Prefix) (bool, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	err := h.refresh()
+	for a := range h.known {
+		if p.Contains(a) {
+			return true, err
 		}
 	}
-	return h.known[a], nil
+	return false, err
+}
+
+func (h *hostAddresses) refresh() error {
+	if h.known != nil && time.Since(h.asked) <= hostAddressesAge {
+		return nil
+	}
+	list, err := h.list()
+	if err != nil && h.known == nil {
+		return err
+	}
+	h.asked = time.Now()
+	if err == nil {
+		h.known = make(map[netip.Addr]bool, len(list))
+		for _, x := range list {
+			h.known[x.Unmap().WithZone("")] = true
+		}
+	}
+	return nil
 }
 
 func interfaceAddresses() ([]netip.Addr, error) {

@@ -187,6 +187,8 @@ func FuzzDNS(f *testing.F) {
 	f.Add(q, []byte{}, true)
 	f.Add(q, []byte("\x07example\x03org\x00\x00\x01\x00\x01\x00\x00\x0e\x10\x00\x04\x7f\x00\x00\x01"), false)
 	f.Add(query(f, "1.0.0.127.in-addr.arpa.", dnsmessage.TypePTR, 0), []byte{}, true)
+	f.Add(query(f, "lb._dns-sd._udp.0.1.168.192.in-addr.arpa.", dnsmessage.TypePTR, 0), []byte{}, true)
+	f.Add(q, []byte("\x011\x011\x03168\x03192\x07in-addr\x04arpa\x00\x00\x0c\x00\x01\x00\x00\x0e\x10\x00\x06\x04host\x00"), false)
 	z := &mirror{}
 	n := bareNetwork(f, Config{Resolver: z})
 	f.Fuzz(func(t *testing.T, question, records []byte, udp bool) {
@@ -206,6 +208,9 @@ func FuzzDNS(f *testing.F) {
 		for _, r := range m.Answers {
 			if b, ok := r.Body.(*dnsmessage.AResource); ok && n.denied.reason(netip.AddrFrom4(b.A)) != "" || r.Header.TTL > maxTTL || r.Header.Type == dnsmessage.TypeAAAA {
 				t.Errorf("%v was handed out", r)
+			}
+			if n.dns.reverseDenied(plainName(r.Header.Name)) {
+				t.Errorf("%v names a neighbour of the host", r)
 			}
 		}
 	})
