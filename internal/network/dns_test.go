@@ -234,10 +234,13 @@ func TestDNS(t *testing.T) {
 		t.Errorf("stats %+v", s)
 	}
 	// The pins give a denial its name.
-	r.flows.maxTCP = 0
-	r.guest.dial(testContext(t), "198.51.100.7:443")
-	if got := r.pins.names(netip.MustParseAddr("198.51.100.7")); !slices.Equal(got, []string{"example.org"}) {
-		t.Errorf("names %q", got)
+	r.SetPolicy(only{})
+	if _, err := r.guest.dial(testContext(t), "198.51.100.7:443"); err == nil {
+		t.Error("what the policy denies was reached")
+	}
+	list := r.Denials()
+	if d := list[len(list)-1]; d.Destination.String() != "198.51.100.7:443" || !slices.Equal(d.Names, []string{"example.org"}) {
+		t.Errorf("the denial is %+v", d)
 	}
 }
 
