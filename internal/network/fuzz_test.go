@@ -29,7 +29,7 @@ func wiredNetwork(t testing.TB, config Config, each func(frame []byte)) *Network
 	if config.Dialer == nil {
 		config.Dialer = &world{}
 	}
-	config.Interfaces = func() ([]netip.Addr, error) { return nil, nil }
+	config.Interfaces = func() ([]netip.Prefix, error) { return nil, nil }
 	n, err := New(config)
 	if err != nil {
 		t.Fatal(err)

@@ -367,7 +367,7 @@ func newRoom(t testing.TB, config Config) room {
 		config.Resolver = noResolver{}
 	}
 	if config.Interfaces == nil {
-		config.Interfaces = func() ([]netip.Addr, error) { return []netip.Addr{netip.MustParseAddr("203.0.113.77")}, nil }
+		config.Interfaces = func() ([]netip.Prefix, error) { return []netip.Prefix{netip.MustParsePrefix("203.0.113.77/28")}, nil }
 	}
 	if config.Log == nil {
 		config.Log = slog.New(slog.NewTextHandler(testWriter{t}, &slog.HandlerOptions{Level: slog.LevelDebug}))
