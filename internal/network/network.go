@@ -28,6 +28,7 @@ type Network struct {
 	pins     pins
 	denials  denials
 	flows    flows
+	lender   lender
 	tcp      *tcp.Forwarder
 	udp      udpFlows
 	dns      *dnsServer
@@ -50,7 +51,7 @@ func New(c Config) (*Network, error) {
 	if err != nil {
 		return nil, err
 	}
-	n := &Network{config: c, patience: lossPatience, gone: make(chan struct{})}
+	n := &Network{config: c, patience: lossPatience, lender: make(lender, maxBigBuffers), gone: make(chan struct{})}
 	n.denied = denied{exceptions: c.Exceptions, host: hostAddresses{list: c.Interfaces}}
 	n.denials.log = c.Log
 	n.rules.Store(&c.Policy)

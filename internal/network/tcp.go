@@ -75,7 +75,7 @@ func (n *Network) forwardTCP(r *tcp.ForwarderRequest) {
 		ep.Abort()
 		reset(upstream)
 	})
-	if relay(guest, upstream, n.config.MTU, cut) {
+	if relay(guest, upstream, n.config.MTU, n.lender, cut) {
 		upstream.Close()
 		drain(ctx, ep, &queue, drainLimit)
 	}
