@@ -129,10 +129,10 @@ func TestFloods(t *testing.T) {
 		{"empty datagrams", 200000, func(int) []byte { return datagram }},
 		{"fragments", 200000, fragment},
 		{"connections", 200000, func(i int) []byte { return segment(uint16(i), public, 0, 0, header.TCPFlagSyn, 65535) }},
-		{"segments out of order, in long frames", 10000, func(i int) []byte {
+		{"segments out of order, in long frames", 4000, func(i int) []byte {
 			return padded(segment(50000, open, uint32(3+2*(i%16000)), acks[0], header.TCPFlagAck, 65535, 'x'))
 		}},
-		{"fragments in long frames", 10000, func(i int) []byte { return padded(fragment(i)) }},
+		{"fragments in long frames", 4000, func(i int) []byte { return padded(fragment(i)) }},
 		{"segments out of order, in small fragments", 300000, func(i int) []byte {
 			return crumb(i/3, uint16(50001+i%3), open, acks[1+i%3])
 		}},
@@ -156,7 +156,7 @@ func TestFloods(t *testing.T) {
 			t.Errorf("%s: the heap grew from %d to %d bytes", flood.name, before, after)
 		}
 	}
-	if s := n.Stats(); s.TCPFlows != maxDials+len(acks) || s.UDPFlows != 2*flows+1 || s.DatagramsLost == 0 {
+	if s := n.Stats(); s.TCPFlows != maxDials+len(acks) || s.UDPFlows < 2*flows || s.DatagramsLost == 0 {
 		t.Errorf("stats %+v", s)
 	}
 	n.Close()
