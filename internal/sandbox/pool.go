@@ -183,7 +183,7 @@ func (s *Service) keepPool() {
 			}
 			for _, shape := range p.inUse(s.now()) {
 				if err := s.fill(s.root, shape); err != nil && s.root.Err() == nil {
-					s.log.Warn("the pool is not filled", "image", shape.spec.Image, "error", err)
+					s.log.Warn("the pool is not filled", "image", orName(shape.spec.Image), "error", err)
 				}
 			}
 		}
@@ -266,7 +266,7 @@ func (s *Service) addReady(ctx context.Context, p poolShape) error {
 	}
 	// From here on anybody may claim it: what goes wrong now is not undone.
 	s.warmUp(ctx, l)
-	s.log.Info("VM ready in the pool", "instance", l.InstanceID, "image", p.spec.Image)
+	s.log.Info("VM ready in the pool", "instance", l.InstanceID, "image", orName(p.spec.Image))
 	return nil
 }
 
