@@ -46,7 +46,9 @@ func syncDir(snapshot string) string { return filepath.Join(snapshot, "sync") }
 // SnapshotInstance saves the whole state of an instance, memory included, and
 // returns when it is complete. The instance stands still for a moment and goes
 // on. A failed or cancelled call leaves no snapshot; once the state is being
-// written, the write is finished behind a cancelled call and then removed.
+// written, the write is finished behind a cancelled call and then removed. A
+// repeat that fails while it looks for what an earlier call made leaves that as
+// it is, for the next repeat.
 func (s *Service) SnapshotInstance(ctx context.Context, r SnapshotInstanceRequest) (*SnapshotInstanceResult, error) {
 	id := r.RequestID
 	r.RequestID = ""
@@ -61,11 +63,8 @@ func (s *Service) snapshotInstance(ctx context.Context, r SnapshotInstanceReques
 		return nil, false, err
 	}
 	if req != nil && req.SnapshotID != "" {
-		if sn, err := s.store.Snapshot(ctx, req.SnapshotID); err == nil && sn.Status == store.SnapshotReady {
-			return s.snapshotResult(ctx, sn, map[string]int64{})
-		}
-		if err := s.clearAttempt(ctx, req.SnapshotID); err != nil {
-			return nil, true, err
+		if res, err := s.resumeSnapshot(ctx, req); res != nil || err != nil {
+			return res, true, err
 		}
 	}
 	l, _, err := s.saveable(ctx, r.InstanceID)
@@ -81,20 +80,52 @@ func (s *Service) snapshotInstance(ctx context.Context, r SnapshotInstanceReques
 	defer done()
 	timings := map[string]int64{"checks": s.now().Sub(began).Milliseconds()}
 	sn, err = s.save(ctx, sn, l)
+	if err == nil {
+		report(ctx, Progress{Stage: "saved", Message: sn.SnapshotID + " is ready"})
+		if ctx.Err() != nil {
+			s.discard(ctx, sn)
+			err = fault.Wrap(context.Cause(ctx), fault.Cancelled, "snapshot_instance was cancelled and its snapshot removed")
+		}
+	}
 	s.record(ctx, "snapshot_instance", l.InstanceID, "", err, map[string]any{"snapshot_id": sn.SnapshotID, "pause_us": sn.Pause.Microseconds()})
 	if err != nil {
 		return nil, false, err
 	}
 	timings["total"] = s.now().Sub(began).Milliseconds()
-	return s.snapshotResult(ctx, sn, timings)
+	return snapshotResult(sn, nil, timings), true, nil
 }
 
-func (s *Service) snapshotResult(ctx context.Context, sn store.Snapshot, timings map[string]int64) (*SnapshotInstanceResult, bool, error) {
-	children, err := s.children(ctx)
-	if err != nil {
-		return nil, true, err
+func snapshotResult(sn store.Snapshot, children map[string][]string, timings map[string]int64) *SnapshotInstanceResult {
+	return &SnapshotInstanceResult{Snapshot: snapshotView(sn, children), TimingsMS: timings}
+}
+
+// resumeSnapshot goes on where a server died that was working on the same
+// request. It returns nothing if the snapshot has to be made anew: what was ready
+// once and was deleted since is not.
+func (s *Service) resumeSnapshot(ctx context.Context, req *store.Request) (*SnapshotInstanceResult, error) {
+	sn, err := s.store.Snapshot(ctx, req.SnapshotID)
+	switch {
+	case fault.Is(err, fault.SnapshotNotFound), err == nil && sn.Status == store.SnapshotDeleting:
+		// Reconciliation may just have removed one that was never ready: then
+		// the request does not know it any more.
+		now, _, err := s.store.BeginRequest(ctx, req.Scope, req.ID, req.Fingerprint)
+		if err != nil {
+			return nil, unsettled{err}
+		}
+		if now.SnapshotID != "" {
+			return nil, req.UnknownFault()
+		}
+		return nil, nil
+	case err != nil:
+		return nil, unsettled{err}
+	case sn.Status == store.SnapshotReady:
+		children, err := s.children(ctx)
+		if err != nil {
+			return nil, unsettled{err}
+		}
+		return snapshotResult(sn, children, map[string]int64{}), nil
 	}
-	return &SnapshotInstanceResult{Snapshot: snapshotView(sn, children), TimingsMS: timings}, true, nil
+	return nil, s.clearAttempt(ctx, sn.SnapshotID)
 }
 
 func checkSnapshotText(name, description string) error {
