@@ -99,6 +99,10 @@ func (c labConfig) open() (backend.Backend, error) {
 				if _, err := os.Stat(filepath.Join(c.Faults, "fail-delete")); err == nil {
 					return errors.New("the test keeps this VM")
 				}
+				// What a VM takes of a disk, a link names.
+				if disk, err := os.Readlink(filepath.Join(c.Faults, "disk")); err == nil {
+					os.Remove(disk)
+				}
 				return nil
 			},
 			SaveHalf: func(ctx context.Context, _, dir string) error {
