@@ -218,7 +218,7 @@ func (s *Service) save(ctx context.Context, sn store.Snapshot, l store.Lease) (s
 		work, cancel := detached(ctx, saveTimeout)
 		defer cancel()
 		var o outcome
-		if o.sn, o.err = s.write(work, sn, l); o.err != nil {
+		if o.sn, o.err = s.write(work, sn, l, ctx.Err); o.err != nil {
 			s.discard(work, sn)
 		}
 		select {
@@ -237,8 +237,9 @@ func (s *Service) save(ctx context.Context, sn store.Snapshot, l store.Lease) (s
 	}
 }
 
-// write makes the files of a snapshot.
-func (s *Service) write(ctx context.Context, sn store.Snapshot, l store.Lease) (store.Snapshot, error) {
+// write makes the files of a snapshot. It begins no step that costs the guest
+// time, or the host's disk work, once unwanted returns an error.
+func (s *Service) write(ctx context.Context, sn store.Snapshot, l store.Lease, unwanted func() error) (store.Snapshot, error) {
 	err := os.MkdirAll(sn.Dir, 0o700)
 	if err == nil {
 		// Before the state: a manifest may be older than its guest, never newer.
@@ -252,9 +253,15 @@ func (s *Service) write(ctx context.Context, sn store.Snapshot, l store.Lease) (
 	if err != nil {
 		return sn, s.unreachable(ctx, l, err)
 	}
+	if err := unwanted(); err != nil {
+		return sn, err
+	}
 	st, err := c.Save(ctx, stateDir(sn.Dir), false)
 	if err != nil {
 		return sn, s.saveFault(ctx, l, err)
+	}
+	if err := unwanted(); err != nil {
+		return sn, err
 	}
 	if sn.Kind == store.SnapshotKept {
 		if err := s.makeLast(ctx, sn); err != nil {
@@ -292,16 +299,24 @@ func (s *Service) makeLast(ctx context.Context, sn store.Snapshot) error {
 }
 
 // saveFault says what became of a save that failed: its supervisor may have died
-// of it.
+// of it. One that took too long goes on in the supervisor.
 func (s *Service) saveFault(ctx context.Context, l store.Lease, err error) error {
 	s.links.drop(l.BackendInstanceName)
-	c, derr := supervisor.Dial(ctx, s.runDir, l.BackendInstanceName)
+	if ctx.Err() != nil {
+		return fault.Wrap(err, fault.BackendCommandFailed, "the state of %s was not saved within %v", l.InstanceID, saveTimeout).
+			Because("the host's disk is slow, or busy with others").
+			Next("repeat the call when the host is less busy").
+			With("instance_id", l.InstanceID)
+	}
+	probe, cancel := detached(ctx, 30*time.Second)
+	defer cancel()
+	c, derr := supervisor.Dial(probe, s.runDir, l.BackendInstanceName)
 	if derr != nil {
-		return s.unreachable(ctx, l, derr)
+		return s.unreachable(probe, l, derr)
 	}
 	s.links.put(l.BackendInstanceName, c)
 	if errors.Is(err, supervisor.ErrEnded) {
-		return s.unreachable(ctx, l, err)
+		return s.unreachable(probe, l, err)
 	}
 	return err
 }
