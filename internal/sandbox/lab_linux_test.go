@@ -118,6 +118,12 @@ func (c labConfig) open() (backend.Backend, error) {
 				if _, err := os.Stat(filepath.Join(c.Faults, "fail-settle")); err == nil {
 					return fmt.Errorf("the test says: %w", syscall.ENOSPC)
 				}
+				if _, err := os.Stat(filepath.Join(c.Faults, "lose-manifest")); err == nil {
+					lost := filepath.Join(syncDir(filepath.Dir(dir)), "aa.manifest")
+					if err := errors.Join(os.Remove(lost), os.Symlink("nowhere", lost)); err != nil {
+						return err
+					}
+				}
 				return os.WriteFile(filepath.Join(c.Faults, "settled-"+filepath.Base(filepath.Dir(dir))), nil, 0o600)
 			},
 		},

@@ -2,6 +2,8 @@ package sandbox
 
 import (
 	"context"
+	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -38,6 +40,25 @@ func TestSnapshotsLast(t *testing.T) {
 	if _, err := l.s.DeleteSnapshot(l.context(), DeleteSnapshotRequest{SnapshotID: sn.SnapshotID}); err != nil {
 		t.Fatal(err)
 	}
+	// The manifests beside the state are written through too.
+	lease, err := l.s.store.Lease(t.Context(), src.InstanceID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.MkdirAll(l.s.manifestDir(lease), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(l.s.manifestDir(lease), "aa.manifest"), []byte("m"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	l.token("lose-manifest")
+	if _, err := l.s.SnapshotInstance(l.context(), SnapshotInstanceRequest{InstanceID: src.InstanceID}); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("%v", err)
+	}
+	if err := os.Remove(filepath.Join(l.conf().Faults, "lose-manifest")); err != nil {
+		t.Fatal(err)
+	}
+	l.onlySource(src.InstanceID)
 	l.token("fail-settle")
 	if _, err := l.s.SnapshotInstance(l.context(), SnapshotInstanceRequest{InstanceID: src.InstanceID}); !fault.Is(err, fault.InsufficientDisk) {
 		t.Errorf("%v", err)

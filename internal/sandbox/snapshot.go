@@ -291,6 +291,14 @@ func (s *Service) makeLast(ctx context.Context, sn store.Snapshot) error {
 		return err
 	}
 	err = keeper.SettleState(ctx, stateDir(sn.Dir))
+	if err == nil {
+		err = workspace.SettleManifests(syncDir(sn.Dir))
+	}
+	for _, dir := range []string{sn.Dir, s.snapDir, filepath.Dir(s.snapDir)} {
+		if err == nil {
+			err = flushDir(dir)
+		}
+	}
 	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
 		return fault.Wrap(err, fault.InsufficientDisk, "no space on the host for snapshot %s", sn.SnapshotID).
 			Next("free space, or delete_snapshot what is no longer needed (list_snapshots shows sizes)")
