@@ -268,3 +268,65 @@ func TestARepeatOfASnapshot(t *testing.T) {
 	}
 	only(again.SnapshotID, out.SnapshotID)
 }
+
+// TestARepeatOfACommand: where it cannot be told how a command is that a dead
+// server had begun, for a supervisor that does not answer, the next repeat is
+// told.
+func TestARepeatOfACommand(t *testing.T) {
+	l := newLab(t)
+	src := l.create().InstanceID
+	run := RunCommandRequest{InstanceID: src, Command: "make"}
+	start := StartBackgroundTaskRequest{InstanceID: src, Command: "make"}
+	for _, c := range []struct {
+		scope  string
+		kind   store.TaskKind
+		params any
+		repeat func() error
+	}{
+		{"run_command", store.TaskCommand, run, func() error {
+			r := run
+			r.RequestID = "r"
+			_, err := l.s.RunCommand(l.context(), r)
+			return err
+		}},
+		{"start_background_task", store.TaskBackground, start, func() error {
+			r := start
+			r.RequestID = "r"
+			_, err := l.s.StartBackgroundTask(l.context(), r)
+			return err
+		}},
+	} {
+		t.Run(c.scope, func(t *testing.T) {
+			state := func(want store.Outcome) store.Request {
+				t.Helper()
+				req, got, err := l.s.store.BeginRequest(t.Context(), c.scope, "r", store.Fingerprint(c.params))
+				if err != nil || got != want {
+					t.Fatalf("%v %v, want %v", got, err, want)
+				}
+				return req
+			}
+			req := state(store.Fresh)
+			if _, err := l.s.store.InsertTask(t.Context(), store.NewTask{InstanceID: src, Kind: c.kind, Command: "make", Request: &req}); err != nil {
+				t.Fatal(err)
+			}
+			if err := l.s.store.ReleaseRequest(t.Context(), req); err != nil {
+				t.Fatal(err)
+			}
+			lease, err := l.s.store.Lease(t.Context(), src)
+			if err != nil {
+				t.Fatal(err)
+			}
+			l.s.links.drop(lease.BackendInstanceName)
+			goOn := l.stop(src)
+			wantCode(t, c.repeat(), fault.RuntimeNotReady)
+			goOn()
+			state(store.OwnerDied)
+			if c.kind == store.TaskCommand { // the lab's guest starts nothing
+				if err := c.repeat(); err != nil {
+					t.Error(err)
+				}
+				state(store.Finished)
+			}
+		})
+	}
+}
