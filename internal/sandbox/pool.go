@@ -138,10 +138,10 @@ func (s *Service) claimReady(ctx context.Context, sel Selected, spec backend.Spe
 			return l, done, nil
 		}
 		s.log.Warn("a ready VM does not answer", "instance", l.InstanceID, "error", err)
-		s.undoCreate(ctx, l, fault.Wrap(err, fault.InstanceLost, "the ready VM did not answer"))
+		left := s.undoCreate(ctx, l, fault.Wrap(err, fault.InstanceLost, "the ready VM did not answer"))
 		done()
 		if ctx.Err() != nil {
-			return store.Lease{}, nil, fault.Wrap(context.Cause(ctx), fault.Cancelled, "create_instance was cancelled")
+			return store.Lease{}, nil, cancelledCall(ctx, "create_instance", "its VM", remnant{l.InstanceID, left})
 		}
 	}
 	return store.Lease{}, nil, store.ErrNoneReady

@@ -2,7 +2,9 @@ package store
 
 import (
 	"errors"
+	"fmt"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -193,10 +195,12 @@ func TestForksAreAdmittedTogether(t *testing.T) {
 	three := func(Snapshot) []NewLease { return []NewLease{newLease(s), newLease(s), newLease(s)} }
 	refusal := errors.New("no")
 	seen := 0
+	var admitted []int
 	for name, lim := range map[string]Limits{
 		"cap":    {MaxInstances: 3},
 		"memory": {MemoryBudgetMiB: 4*2048 - 1},
 		"decide": {Decide: func(u Usage) error {
+			admitted = append(admitted, len(u.Admitted))
 			if seen = u.Instances; seen == 3 {
 				return refusal
 			}
@@ -213,8 +217,8 @@ func TestForksAreAdmittedTogether(t *testing.T) {
 		case "memory":
 			wantCode(t, err, fault.InsufficientHostResources)
 		case "decide":
-			if !errors.Is(err, refusal) {
-				t.Errorf("decide: %v", err)
+			if !errors.Is(err, refusal) || !slices.Equal(admitted, []int{0, 1, 2}) {
+				t.Errorf("decide: %v, admitted before: %v", err, admitted)
 			}
 		}
 	}
@@ -233,7 +237,7 @@ func TestForksAreAdmittedTogether(t *testing.T) {
 		t.Fatalf("%+v %+v %v", sn, children, err)
 	}
 	for _, c := range children {
-		if c.Status != Creating || c.ParentSnapshot != sn.SnapshotID || c.ParentInstance != l.InstanceID {
+		if c.Status != Creating || c.ParentSnapshot != sn.SnapshotID || c.ParentInstance != l.InstanceID || c.RequestID != "r1" {
 			t.Errorf("%+v", c)
 		}
 	}
@@ -242,6 +246,33 @@ func TestForksAreAdmittedTogether(t *testing.T) {
 	}
 	// What failed is nobody's, although its children's leases still end.
 	moveSnapshot(t, s, sn, SnapshotDeleting, nil)
+}
+
+// TestARequestKeepsASnapshotThatItHad: one that was ready stays known to the
+// request when it is gone, one that never was does not.
+func TestARequestKeepsASnapshotThatItHad(t *testing.T) {
+	s, _ := open(t)
+	l := leaseIn(t, s, Running)
+	for _, ready := range []bool{false, true} {
+		r, _, err := s.BeginRequest(t.Context(), "snapshot_instance", fmt.Sprint(ready), "f")
+		if err != nil {
+			t.Fatal(err)
+		}
+		n := snapshotOf(l)
+		n.Request = &r
+		sn, _ := beginSnapshot(t, s, n)
+		want := ""
+		if ready {
+			sn, want = moveSnapshot(t, s, sn, SnapshotReady, &Saved{}), sn.SnapshotID
+		}
+		sn = moveSnapshot(t, s, sn, SnapshotDeleting, nil)
+		if err := s.EndSnapshot(t.Context(), sn.SnapshotID, sn.Generation); err != nil {
+			t.Fatal(err)
+		}
+		if now, o, err := s.BeginRequest(t.Context(), "snapshot_instance", fmt.Sprint(ready), "f"); err != nil || o != InProgress || now.SnapshotID != want {
+			t.Errorf("ready %v: %v %+v %v", ready, o, now, err)
+		}
+	}
 }
 
 // TestTheLimitsOfSnapshots count what is being made with what it may take.
