@@ -47,17 +47,7 @@ func (c hostCheck) decide(u store.Usage) error {
 		}
 	}
 	available = max(0, available)
-	// Of the disk's figure only the VMs admitted together with this one are
-	// taken: what others were promised and do not hold is not reserved.
-	diskFree, beside := c.diskFree, ""
-	for _, l := range u.Admitted {
-		diskFree -= l.DiskBytes
-	}
-	diskFree = max(0, diskFree)
-	if n := len(u.Admitted); n > 0 {
-		beside = fmt.Sprintf(" (beside %d that were asked for together with it)", n)
-	}
-	memGiB, diskGiB := float64(available)/gib, float64(diskFree)/gib
+	memGiB, diskGiB := float64(available)/gib, float64(c.diskFree)/gib
 
 	var failed []string
 	if c.vm.CPUs > c.cpus {
@@ -72,7 +62,7 @@ func (c hostCheck) decide(u store.Usage) error {
 		if c.template {
 			what = "the template's size on the disk in GiB,"
 		}
-		failed = append(failed, fmt.Sprintf(what+" %.4g plus %.4g of headroom is more than the %.2f GiB that are free%s", c.vm.DiskGiB, diskHeadroomGiB, diskGiB, beside))
+		failed = append(failed, fmt.Sprintf(what+" %.4g plus %.4g of headroom is more than the %.2f GiB that are free", c.vm.DiskGiB, diskHeadroomGiB, diskGiB))
 	}
 	if failed == nil {
 		return nil

@@ -43,21 +43,3 @@ func TestARefusalSuggestsOnlyWhatWasAsked(t *testing.T) {
 		})
 	}
 }
-
-// TestChildrenShareTheDisk: VMs that are admitted together are given the free
-// disk once.
-func TestChildrenShareTheDisk(t *testing.T) {
-	c := hostCheck{vm: config.VMConfig{CPUs: 1, MemoryGiB: 1, DiskGiB: 20}, given: true, cpus: 1, available: 80 * gib, diskFree: 50 * gib}
-	child := store.Lease{DiskBytes: 20 * gib}
-	for n, fits := range []bool{true, true, false} {
-		u := store.Usage{}
-		for range n {
-			u.Admitted = append(u.Admitted, child)
-		}
-		u.Live = append(u.Admitted, child) // one that others asked for
-		err := c.decide(u)
-		if fits != (err == nil) || err != nil && (!fault.Is(err, fault.InsufficientHostResources) || !strings.Contains(err.Error(), "10.00 GiB that are free (beside 2")) {
-			t.Errorf("beside %d: %v", n, err)
-		}
-	}
-}
