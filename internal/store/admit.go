@@ -69,9 +69,6 @@ type Usage struct {
 	DiskBytes int64
 	CPUs      int
 	Live      []Lease // newest first
-	// Admitted are those of Live that the admission which is judged has inserted
-	// already, newest first: of several leases that are admitted together.
-	Admitted []Lease
 }
 
 // Usage sums up the active leases.
@@ -178,7 +175,6 @@ func (s *Store) admitAll(ctx context.Context, tx *sql.Tx, all []NewLease, parent
 		}
 		admitted = append(admitted, l)
 		u.Live = append([]Lease{l}, u.Live...)
-		u.Admitted = u.Live[:len(admitted):len(admitted)]
 		u.count(l)
 	}
 	return admitted, nil

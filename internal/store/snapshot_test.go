@@ -195,12 +195,10 @@ func TestForksAreAdmittedTogether(t *testing.T) {
 	three := func(Snapshot) []NewLease { return []NewLease{newLease(s), newLease(s), newLease(s)} }
 	refusal := errors.New("no")
 	seen := 0
-	var admitted []int
 	for name, lim := range map[string]Limits{
 		"cap":    {MaxInstances: 3},
 		"memory": {MemoryBudgetMiB: 4*2048 - 1},
 		"decide": {Decide: func(u Usage) error {
-			admitted = append(admitted, len(u.Admitted))
 			if seen = u.Instances; seen == 3 {
 				return refusal
 			}
@@ -217,8 +215,8 @@ func TestForksAreAdmittedTogether(t *testing.T) {
 		case "memory":
 			wantCode(t, err, fault.InsufficientHostResources)
 		case "decide":
-			if !errors.Is(err, refusal) || !slices.Equal(admitted, []int{0, 1, 2}) {
-				t.Errorf("decide: %v, admitted before: %v", err, admitted)
+			if !errors.Is(err, refusal) {
+				t.Errorf("decide: %v", err)
 			}
 		}
 	}
