@@ -30,19 +30,14 @@ var (
 	_ backend.Preparer = (*Backend)(nil)
 )
 
-// New makes a Backend. It makes its directories, and starts nothing.
+// New makes a Backend. It makes and starts nothing: a host without limactl is
+// not to have directories for it.
 func New(c Config) (*Backend, error) {
 	if err := c.check(); err != nil {
 		return nil, err
 	}
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
-	}
-	for _, dir := range []string{c.StateDir, c.LimaHome} {
-		if err := os.MkdirAll(dir, 0o700); err != nil {
-			return nil, fault.Wrap(err, fault.BackendUnavailable, "the lima backend's directory %s cannot be made", dir).
-				Next("set SANDBOXFORGE_HOME to a directory that this user can write")
-		}
 	}
 	return &Backend{cfg: c, log: c.Logger}, nil
 }
@@ -183,7 +178,7 @@ func (b *Backend) Inspect(ctx context.Context, name string) (backend.Info, error
 // except the bases.
 func (b *Backend) List(ctx context.Context) ([]backend.Info, error) {
 	entries, err := os.ReadDir(b.cfg.StateDir)
-	if err != nil {
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
 	all, err := b.instances(ctx, "")
@@ -267,6 +262,9 @@ func (b *Backend) accelerator(s backend.Spec, l listed) string {
 func (b *Backend) Delete(ctx context.Context, name string) error {
 	if err := backend.CheckName(name); err != nil {
 		return err
+	}
+	if _, err := os.Lstat(b.cfg.StateDir); errors.Is(err, fs.ErrNotExist) {
+		return context.Cause(ctx) // nothing was ever made here
 	}
 	lock, err := b.operate(ctx, name)
 	if err != nil {
@@ -362,11 +360,11 @@ func (b *Backend) Probe(ctx context.Context, p backend.Progress) (backend.Report
 	if b.cfg.Accel == "kvm" && runtime.GOOS != "linux" || b.cfg.Accel == "hvf" && runtime.GOOS != "darwin" {
 		fatal("SANDBOX_ACCEL="+b.cfg.Accel+" is not of this system", "set SANDBOX_ACCEL to auto")
 	}
-	if _, err := b.instances(ctx, ""); err != nil {
+	if _, err := b.run(ctx, queryLimit, nil, "list", "--format", "json"); err != nil {
 		if ctx.Err() != nil {
 			return r, context.Cause(ctx)
 		}
-		f := fault.From(err)
+		f := fault.From(explain(err, "limactl cannot list the VMs"))
 		fatal(f.Error(), append(f.NextSteps, "run `LIMA_HOME="+b.cfg.LimaHome+" limactl list` and mend what it says")[0])
 	}
 	r.Accelerator = b.accelerator(backend.Spec{}, listed{})

@@ -151,7 +151,7 @@ func (b *Backend) makeBase(ctx context.Context, lock *os.File, s backend.Spec, p
 }
 
 // provision installs the agent and waits until the guest has done what its
-// template wants.
+// template wants. The machine id is each clone's own, made at its boot.
 func (b *Backend) provision(ctx context.Context, m *machine, p backend.Progress) error {
 	p.Report("base", "waiting for the guest")
 	watched, stop := context.WithCancelCause(ctx)
@@ -176,7 +176,7 @@ func (b *Backend) provision(ctx context.Context, m *machine, p backend.Progress)
 	p.Report("base", "waiting for the template's own provisioning")
 	_, err = guest.NewClient(conn.RoundTripper()).Run(watched, guest.NewID("base-"), guest.Spec{
 		User: "root", Dir: "/", Timeout: provisionLimit,
-		Command: `if command -v cloud-init >/dev/null; then cloud-init status --wait >/dev/null; fi; sync`,
+		Command: `if command -v cloud-init >/dev/null; then cloud-init status --wait >/dev/null; fi; : >/etc/machine-id; sync`,
 	}, nil)
 	return err
 }

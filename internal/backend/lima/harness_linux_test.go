@@ -110,7 +110,7 @@ func deleteAll(t *testing.T, b *Backend) {
 	defer cancel()
 	faults(t, b.cfg, "")
 	entries, err := os.ReadDir(b.cfg.StateDir)
-	if err != nil {
+	if err != nil && !os.IsNotExist(err) {
 		t.Error(err)
 	}
 	for _, e := range entries {
@@ -134,6 +134,9 @@ func deleteAll(t *testing.T, b *Backend) {
 // faults asks the stand-in for faults.
 func faults(t *testing.T, c Config, text string) {
 	t.Helper()
+	if err := os.MkdirAll(c.LimaHome, 0o700); err != nil {
+		t.Error(err)
+	}
 	if err := os.WriteFile(filepath.Join(c.LimaHome, "_faults"), []byte(text), 0o600); err != nil {
 		t.Error(err)
 	}

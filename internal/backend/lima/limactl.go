@@ -6,9 +6,11 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -100,9 +102,18 @@ func (b *Backend) run(ctx context.Context, limit time.Duration, lock *os.File, a
 }
 
 // instances lists all instances, or the one that is named; none is no error.
+// Where LIMA_HOME has none limactl is not asked, and need not be there.
 func (b *Backend) instances(ctx context.Context, name string) ([]listed, error) {
-	args := []string{"list", "--format", "json"}
-	out, err := b.run(ctx, queryLimit, nil, args...)
+	entries, err := os.ReadDir(b.cfg.LimaHome)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	if !slices.ContainsFunc(entries, func(e fs.DirEntry) bool {
+		return e.IsDir() && e.Name()[0] != '_' && e.Name()[0] != '.' && (name == "" || e.Name() == name)
+	}) {
+		return nil, context.Cause(ctx)
+	}
+	out, err := b.run(ctx, queryLimit, nil, "list", "--format", "json")
 	if err != nil {
 		return nil, explain(err, "limactl cannot list the VMs")
 	}

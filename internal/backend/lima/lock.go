@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"sandboxforge/internal/fault"
 )
 
 // lockFiles is how many files serialise the operations. A file per name would
@@ -23,6 +25,12 @@ const lockFiles = 64
 // processes. Close the file to release it; a command that inherits it holds it
 // until it ends.
 func (b *Backend) operate(ctx context.Context, name string) (*os.File, error) {
+	for _, dir := range []string{b.cfg.StateDir, b.cfg.LimaHome} {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return nil, fault.Wrap(err, fault.BackendUnavailable, "the lima backend's directory %s cannot be made", dir).
+				Next("set SANDBOXFORGE_HOME to a directory that this user can write")
+		}
+	}
 	h := fnv.New32a()
 	h.Write([]byte(name)) //nolint:errcheck // never fails
 	kind := "operations"

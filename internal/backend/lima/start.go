@@ -89,6 +89,11 @@ func (b *Backend) start(ctx context.Context, lock *os.File, s backend.Spec, o ba
 		if err != nil {
 			undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoLimit)
 			defer cancel()
+			// A host agent that limactl has begun and that has not said its
+			// pid yet would be missed: let it come so far.
+			patience, stop := context.WithTimeout(undo, undoLaunch)
+			b.awaitLaunch(patience, s, starter) //nolint:errcheck // looked at next
+			stop()
 			starter.kill()
 			if serr := b.stopForced(undo, s.Name); serr != nil {
 				err = errors.Join(err, serr)
@@ -206,6 +211,10 @@ func (b *Backend) launch(s backend.Spec, o backend.StartOptions) (*starter, erro
 	}
 	return st, nil
 }
+
+// undoLaunch is how long a start that is given up may take to come so far that
+// all of it can be ended.
+const undoLaunch = 10 * time.Second
 
 // startPatience is limactl's own bound on the boot; the owner's is tighter.
 const startPatience = "30m"
