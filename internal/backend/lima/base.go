@@ -32,6 +32,8 @@ const (
 	baseDisk = 8 << 30
 	// baseLimit bounds the making of a base, the template's downloads included.
 	baseLimit = 45 * time.Minute
+	// baseOff bounds its power-off, twice.
+	baseOff = 30 * time.Second
 	// provisionLimit bounds the wait for cloud-init in it.
 	provisionLimit = 20 * time.Minute
 )
@@ -140,8 +142,14 @@ func (b *Backend) makeBase(ctx context.Context, lock *os.File, s backend.Spec, p
 	if err != nil {
 		return errors.Join(err, m.Stop(ctx, 0))
 	}
-	// In order: what is to be cloned must be on the disk.
-	if err := m.Stop(ctx, time.Minute); err != nil {
+	// In order: what is to be cloned must be on the disk. The guest was asked to
+	// power off already; Stop asks again.
+	select {
+	case <-m.Done():
+	case <-time.After(baseOff):
+	case <-ctx.Done():
+	}
+	if err := m.Stop(ctx, baseOff); err != nil {
 		return err
 	}
 	if e := m.Exit(); e.Reason != backend.ExitStopped && e.Reason != backend.ExitGuestOff {
@@ -174,11 +182,15 @@ func (b *Backend) provision(ctx context.Context, m *machine, p backend.Progress)
 	}
 	defer conn.Close()
 	p.Report("base", "waiting for the template's own provisioning")
-	_, err = guest.NewClient(conn.RoundTripper()).Run(watched, guest.NewID("base-"), guest.Spec{
+	c := guest.NewClient(conn.RoundTripper())
+	_, err = c.Run(watched, guest.NewID("base-"), guest.Spec{
 		User: "root", Dir: "/", Timeout: provisionLimit,
 		Command: `if command -v cloud-init >/dev/null; then cloud-init status --wait >/dev/null; fi; : >/etc/machine-id; sync`,
 	}, nil)
-	return err
+	if err != nil {
+		return err
+	}
+	return c.PowerOff(watched)
 }
 
 // dropOldBases removes the bases of earlier builds for the same template.

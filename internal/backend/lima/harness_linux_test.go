@@ -54,7 +54,7 @@ func newConfig(t *testing.T, env ...string) Config {
 	}
 	c := Config{
 		StateDir: filepath.Join(dir, "vms"), LimaHome: filepath.Join(dir, "h"), Limactl: program, Accel: "tcg",
-		Env:       append([]string{"LIMACTL_STANDIN_AS_ROOT=1", "LIMACTL_STANDIN_DRIVER=fake"}, env...),
+		Env:       append([]string{"LIMACTL_STANDIN_AS_ROOT=1", "LIMACTL_STANDIN_DRIVER=fake"}, env...), // the last one counts
 		GuestRoot: "/fake",
 		Logger:    slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelInfo})),
 	}
@@ -153,8 +153,8 @@ func within(t *testing.T, d time.Duration) context.Context {
 	return ctx
 }
 
-func newHarness(t *testing.T) *backendtest.Harness {
-	c := newConfig(t)
+func newHarness(t *testing.T, c Config) *backendtest.Harness {
+	t.Helper()
 	b := newBackend(t, c)
 	return &backendtest.Harness{
 		Backend: b, Config: c, Open: open, StateDir: c.StateDir, Spec: spec,

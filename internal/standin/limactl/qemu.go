@@ -10,8 +10,7 @@ import (
 	"strings"
 )
 
-// The image is a directory with a kernel, an initrd, a cmdline and a disk.raw of
-// one of our guests with an sshd, see the tests that make it.
+// The image is the directory that Image makes.
 
 // makeDisk makes an instance's disk: a layer over the image's.
 func makeDisk(name string) error {
@@ -37,6 +36,10 @@ func qemuCommand(i *instance, port int) *exec.Cmd {
 	cmdline, err := os.ReadFile(filepath.Join(image, "cmdline"))
 	if err != nil {
 		return exec.Command("false")
+	}
+	pub, err := os.ReadFile(filepath.Join(home(), "_config", "user.pub"))
+	if f := strings.Fields(string(pub)); err == nil && len(f) > 1 {
+		cmdline = append(cmdline[:len(cmdline)-1], " standin.key="+f[1]...)
 	}
 	disk := filepath.Join(i.Dir, "disk")
 	// A larger disk than the image's is grown at the start, as Lima does.
