@@ -30,9 +30,10 @@ else
 	# shellcheck disable=SC2046 # a list of words
 	run_tests $($GO list ./... | grep -v '/test/e2e$')
 	lap "go test"
-	# The tests of a whole system wait for their one VM most of the time: two
-	# halves at once use a host of two processors.
-	half='^Test(Service|EnvFile|Preloaded|Containers|Foreground|WhatDocker|HostileNames|EndOfA|Cleanup|Compose|Keys|EveryKey|DockerIsInstalled|SampleWalk|LogreportWalk|TemplateOfServices)'
+	# The tests of a whole system wait for their one VM much of the time: three
+	# parts at once use a host of two processors.
+	services='^Test(Service|TemplateOfServices|EnvFile|Preloaded|SampleWalk|LogreportWalk)'
+	docker='^Test(Build|CancelledBuild|EngineDies|Containers|Foreground|WhatDocker|HostileNames|EndOfA|Cleanup|Compose|Keys|EveryKey|DockerIsInstalled|DockerOffline)'
 	# Under software emulation these take minutes each; see TEST_SLOW.
 	slow='^Test(BuildThatFillsTheDisk|PrebuiltImages|ContextThatChanges|BuildByGit|LogOfABuild|KeysOfTheServices|ServicesThatCannotRun)'
 	if [ "${TEST_SLOW:-0}" = 1 ]; then
@@ -40,11 +41,14 @@ else
 	else
 		echo "left out, since they are slow (TEST_SLOW=1 runs them): $slow"
 	fi
-	run_tests -run "$half" -skip "$slow" ./test/e2e &
-	first=$!
+	run_tests -run "$services" -skip "$slow" ./test/e2e &
+	one=$!
+	run_tests -run "$docker" -skip "$slow" ./test/e2e &
+	two=$!
 	failed=0
-	run_tests -skip "$half|$slow" ./test/e2e || failed=1
-	wait $first || failed=1
+	run_tests -skip "$services|$docker|$slow" ./test/e2e || failed=1
+	wait $one || failed=1
+	wait $two || failed=1
 	lap "end to end"
 	[ $failed = 0 ] || exit 1
 fi

@@ -265,7 +265,8 @@ func TestKilledBuild(t *testing.T) {
 	for point := range 9 {
 		dir := t.TempDir()
 		cmd := exec.Command(os.Args[0], "-test.run=^TestKilledBuild$")
-		cmd.Env = append(os.Environ(), killEnv+"="+dir+":"+strconv.Itoa(point))
+		// What it cannot remove any more goes with the parent's.
+		cmd.Env = append(os.Environ(), killEnv+"="+dir+":"+strconv.Itoa(point), "TMPDIR="+t.TempDir())
 		out, err := cmd.CombinedOutput()
 		var exit *exec.ExitError
 		if !errors.As(err, &exit) || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {

@@ -77,17 +77,18 @@ func ConnectHTTP(ctx context.Context, url, version string) (*Client, error) {
 }
 
 func (c *Client) onProgress(_ context.Context, r *mcp.ProgressNotificationClientRequest) {
+	// Under the lock: when a call has returned, nobody hears of it any more.
 	c.mu.Lock()
-	f := c.progress[fmt.Sprint(r.Params.ProgressToken)]
-	c.mu.Unlock()
-	if f != nil {
+	defer c.mu.Unlock()
+	if f := c.progress[fmt.Sprint(r.Params.ProgressToken)]; f != nil {
 		f(r.Params.Message)
 	}
 }
 
 // Call calls a tool and decodes its structured result into out (which may be
 // nil). A tool error comes back as the fault it was. If ctx ends, the server
-// is told to give the call up.
+// is told to give the call up. progress (which may be nil) hears of one step at a
+// time, and of none once Call has returned; it must not call the Client.
 func (c *Client) Call(ctx context.Context, tool string, args, out any, progress func(message string)) error {
 	params := &mcp.CallToolParams{Name: tool, Arguments: args}
 	c.mu.Lock()

@@ -202,7 +202,7 @@ func catalogInstances() []*tool {
 		row(spec{
 			Name:  "fork_instance",
 			Title: "Copy a running VM",
-			Description: "Makes 1 to 8 copies of a running instance as it is at one moment: memory, running processes, files, also those not yet written to disk. The source stands still for a fraction of a second (pause_ms) and goes on. " +
+			Description: "Makes 1 to 8 copies of a running instance as it is at one moment: memory, running processes, files, also those not yet written to disk. The source stands still for a moment (pause_ms; seconds where the hypervisor has to send its memory, see doctor) and goes on. " +
 				"Use it to try several fixes from the same prepared state in parallel: fork, work in each child with its own instance_id, destroy those that failed. " +
 				"Each child counts against MAX_INSTANCES; if not all fit, none is made. Children keep the workspace binding and the synced directory, and get a hostname, machine-id and random state of their own. " +
 				"What was running in the source goes on in the children too, but is no task there (see running_tasks); open network connections break; secrets in memory are in every child. " +
@@ -212,7 +212,7 @@ func catalogInstances() []*tool {
 		row(spec{
 			Name:  "snapshot_instance",
 			Title: "Save a running VM's state",
-			Description: "Saves the whole state of a running instance at one moment: memory, running processes and disk. The instance stands still for a fraction of a second (pause_ms) and goes on. " +
+			Description: "Saves the whole state of a running instance at one moment: memory, running processes and disk. The instance stands still for a moment (pause_ms; seconds where the hypervisor has to send its memory, see doctor) and goes on. " +
 				"restore_instance later makes a new VM that begins exactly there, any number of times, also after the instance is gone. " +
 				"A snapshot does not expire and takes disk space until delete_snapshot (INSUFFICIENT_DISK when there is none left); it contains whatever secrets the VM has in memory or on disk.",
 			rules: rules{

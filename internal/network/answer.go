@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/netip"
+	"strconv"
 	"strings"
 
 	"golang.org/x/net/dns/dnsmessage"
@@ -58,8 +59,10 @@ func (s *dnsServer) answer(m []byte, udp bool) []byte {
 
 // resolve decides what a question gets. Only A records give addresses: IPv6 is
 // not carried, and the hints in HTTPS and SVCB records would name addresses
-// that nobody vetted. A name that the policy denies does not exist: REFUSED
-// would read as a passing failure, and clients would ask on and on.
+// that nobody vetted. Records of other types are handed on as they are, those of
+// zones that only the host's network knows among them: they give names, and no
+// way there. A name that the policy denies does not exist: REFUSED would read as
+// a passing failure, and clients would ask on and on.
 func (s *dnsServer) resolve(q question) (r dnsmessage.Message) {
 	if q.header.OpCode != 0 || q.q.Class != dnsmessage.ClassINET {
 		r.RCode = dnsmessage.RCodeNotImplemented
@@ -141,6 +144,10 @@ func (s *dnsServer) vet(answer []byte, name string) (r dnsmessage.Message, err e
 		if x.Header.Type == dnsmessage.TypeHTTPS || x.Header.Type == dnsmessage.TypeSVCB {
 			continue
 		}
+		// A name of anybody's can be an alias of a reverse name.
+		if s.reverseDenied(plainName(x.Header.Name)) {
+			continue
+		}
 		x.Header.TTL = min(x.Header.TTL, maxTTL)
 		r.Answers = append(r.Answers, x)
 	}
@@ -153,7 +160,7 @@ func (s *dnsServer) vet(answer []byte, name string) (r dnsmessage.Message, err e
 		if err != nil {
 			break
 		}
-		if _, ok := x.Body.(*dnsmessage.SOAResource); ok {
+		if _, ok := x.Body.(*dnsmessage.SOAResource); ok && !s.reverseDenied(plainName(x.Header.Name)) {
 			x.Header.TTL = min(x.Header.TTL, maxTTL)
 			r.Authorities = append(r.Authorities, x)
 			break
@@ -175,21 +182,32 @@ func (s *dnsServer) handOut(a netip.Addr, name string) bool {
 	return true
 }
 
-// reverseDenied says whether name asks for the name of an address that the
-// guest cannot reach: what the host's resolver knows of its neighbours is not
-// the guest's business.
+// reverseDenied says whether name is below, at or above the reverse names of
+// addresses that the guest cannot reach: what the host's resolver knows of its
+// neighbours is not the guest's business.
 func (s *dnsServer) reverseDenied(name string) bool {
-	if strings.HasSuffix(name, ".ip6.arpa") {
+	if name == "ip6.arpa" || strings.HasSuffix(name, ".ip6.arpa") {
 		return true
 	}
-	reversed, ok := strings.CutSuffix(name, ".in-addr.arpa")
-	if !ok {
-		return false
+	reversed, ok := strings.CutSuffix("."+name, ".in-addr.arpa")
+	return ok && s.denied.overlaps(reversedPrefix(reversed))
+}
+
+// reversedPrefix is the network that the labels stand for, the last its first
+// byte: as many as are numbers, at most four. Labels in front of them, as in
+// 0-63.2.0.192 and lb._dns-sd._udp.0.2.0.192, are names within it.
+func reversedPrefix(labels string) netip.Prefix {
+	var a [4]byte
+	bytes := 0
+	for bytes < len(a) {
+		i := strings.LastIndexByte(labels, '.')
+		n, err := strconv.ParseUint(labels[i+1:], 10, 8)
+		if err != nil {
+			break
+		}
+		a[bytes] = byte(n)
+		bytes++
+		labels = labels[:max(i, 0)]
 	}
-	l := strings.Split(reversed, ".")
-	if len(l) != 4 {
-		return false
-	}
-	a, err := netip.ParseAddr(l[3] + "." + l[2] + "." + l[1] + "." + l[0])
-	return err == nil && s.denied.reason(a) != ""
+	return netip.PrefixFrom(netip.AddrFrom4(a), 8*bytes)
 }

@@ -24,11 +24,15 @@ type Config struct {
 	Dialer Dialer
 	// DialTimeout bounds a dial; 0 is 20 seconds.
 	DialTimeout time.Duration
-	// Interfaces gives the addresses of the host's own interfaces, which are
-	// always denied. It is asked again when its answer is older than a second;
-	// while it has never answered, everything is denied. nil asks the host.
-	Interfaces func() ([]netip.Addr, error)
+	// Interfaces gives the addresses of the host's own interfaces, each with the
+	// length of its network's prefix. They are always denied, and so are the
+	// broadcast addresses of those networks. It is asked again when its answer is
+	// older than a second; while it has never answered, everything is denied. nil
+	// asks the host.
+	Interfaces func() ([]netip.Prefix, error)
 	// Exceptions are the operator's: destinations in them are not always denied.
+	// The host itself is none for all that: the link drops what is for a loopback
+	// address, and the host's sockets refuse a connection that ends at this host.
 	Exceptions []netip.Prefix
 	// Log gets denials, at a bounded rate; nil discards.
 	Log *slog.Logger

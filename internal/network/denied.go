@@ -1,6 +1,7 @@
 package network
 
 import (
+	"encoding/binary"
 	"fmt"
 	"net"
 	"net/netip"
@@ -62,61 +63,118 @@ func (d *denied) reason(a netip.Addr) string {
 			return r.reason
 		}
 	}
-	switch own, err := d.host.has(a); {
-	case err != nil:
+	reason, err := d.host.reason(a)
+	if err != nil {
 		return "the host's own addresses are not known"
-	case own:
-		return "an address of this host"
 	}
-	return ""
+	return reason
+}
+
+// overlaps says whether any address of p is always denied. An exception frees
+// only what lies in it whole.
+func (d *denied) overlaps(p netip.Prefix) bool {
+	if slices.ContainsFunc(d.exceptions, func(e netip.Prefix) bool { return e.Bits() <= p.Bits() && e.Contains(p.Addr()) }) {
+		return false
+	}
+	own, err := d.host.within(p)
+	return own || err != nil || slices.ContainsFunc(alwaysDenied, func(r deniedRange) bool { return r.prefix.Overlaps(p) })
 }
 
 // hostAddressesAge is how long a list of the host's addresses is believed.
 const hostAddressesAge = time.Second
 
 // hostAddresses remembers the addresses of the host's interfaces: a service
-// bound to all of them is otherwise reachable at the host's outer address.
+// bound to all of them is otherwise reachable at the host's outer address. With
+// them go the first and last address of the networks that they are in, by which
+// a datagram reaches all neighbours at once, the host among them.
 type hostAddresses struct {
-	list func() ([]netip.Addr, error)
+	list func() ([]netip.Prefix, error)
 
 	mu    sync.Mutex
-	known map[netip.Addr]bool // nil until list answered once
+	known map[netip.Addr]string // why; nil until list answered once
 	asked time.Time
 }
 
-// has fails only if the list could never be had. A later failure keeps the
-// last list.
-func (h *hostAddresses) has(a netip.Addr) (bool, error) {
+// reason says why a is the host's; "" means it is not. It fails only if the list
+// could never be had. A later failure keeps the last list.
+func (h *hostAddresses) reason(a netip.Addr) (string, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.known == nil || time.Since(h.asked) > hostAddressesAge {
-		list, err := h.list()
-		if err != nil && h.known == nil {
-			return false, err
-		}
-		h.asked = time.Now()
-		if err == nil {
-			h.known = make(map[netip.Addr]bool, len(list))
-			for _, x := range list {
-				h.known[x.Unmap().WithZone("")] = true
-			}
-		}
-	}
-	return h.known[a], nil
+	err := h.refresh()
+	return h.known[a], err
 }
 
-func interfaceAddresses() ([]netip.Addr, error) {
+// within says whether any is in p, and fails as reason does.
+func (h *hostAddresses) within(p netip.Prefix) (bool, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	err := h.refresh()
+	for a := range h.known {
+		if p.Contains(a) {
+			return true, err
+		}
+	}
+	return false, err
+}
+
+func (h *hostAddresses) refresh() error {
+	if h.known != nil && time.Since(h.asked) <= hostAddressesAge {
+		return nil
+	}
+	list, err := h.list()
+	if err != nil && h.known == nil {
+		return err
+	}
+	h.asked = time.Now()
+	if err != nil {
+		return nil
+	}
+	h.known = map[netip.Addr]string{}
+	for _, p := range list {
+		if first, last, ok := broadcast(p); ok {
+			h.known[first], h.known[last] = "a broadcast address of the host's network", "a broadcast address of the host's network"
+		}
+	}
+	for _, p := range list {
+		h.known[p.Addr().Unmap()] = "an address of this host"
+	}
+	return nil
+}
+
+// broadcast gives the addresses by which all of an interface's network are
+// meant: its last, and its first, which once was. IPv6 has none, nor has a link
+// of two.
+func broadcast(p netip.Prefix) (first, last netip.Addr, ok bool) {
+	if !p.Addr().Is4() || p.Bits() > 30 {
+		return first, last, false
+	}
+	first = p.Masked().Addr()
+	b := first.As4()
+	binary.BigEndian.PutUint32(b[:], binary.BigEndian.Uint32(b[:])|^uint32(0)>>p.Bits())
+	return first, netip.AddrFrom4(b), true
+}
+
+func interfaceAddresses() ([]netip.Prefix, error) {
 	list, err := net.InterfaceAddrs()
 	if err != nil {
 		return nil, fmt.Errorf("list the host's addresses: %w", err)
 	}
-	var all []netip.Addr
+	var all []netip.Prefix
 	for _, x := range list {
-		if n, ok := x.(*net.IPNet); ok {
-			if a, ok := netip.AddrFromSlice(n.IP); ok {
-				all = append(all, a)
-			}
+		n, ok := x.(*net.IPNet)
+		if !ok {
+			continue
 		}
+		a, ok := netip.AddrFromSlice(n.IP)
+		if !ok {
+			continue
+		}
+		a = a.Unmap()
+		bits, size := n.Mask.Size()
+		if size != a.BitLen() {
+			bits = a.BitLen() // the address alone
+		}
+		all = append(all, netip.PrefixFrom(a, bits))
 	}
 	return all, nil
 }

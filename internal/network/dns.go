@@ -4,16 +4,14 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
-	"fmt"
 	"io"
 	"net"
 	"net/netip"
-	"sync"
 	"time"
 
-	"gvisor.dev/gvisor/pkg/tcpip"
 	"gvisor.dev/gvisor/pkg/tcpip/adapters/gonet"
-	"gvisor.dev/gvisor/pkg/tcpip/network/ipv4"
+	"gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
+	"gvisor.dev/gvisor/pkg/waiter"
 )
 
 const (
@@ -21,13 +19,19 @@ const (
 	// maxLookups is how many questions may be with the host's resolver at once;
 	// further ones are dropped, and a guest's resolver asks again.
 	maxLookups = 64
-	// maxDNSConns is how many TCP connections to the resolver a guest may have.
+	// maxDNSConns is how many TCP connections to the resolver a guest may have,
+	// those included that are over for the resolver but not yet for the guest.
 	maxDNSConns = 16
+	// dnsBuffer is the stack's buffer of one, in bytes, each way.
+	dnsBuffer = bufferLeast
 	// maxQuestion bounds a question in bytes.
 	maxQuestion = 1024
 
 	lookupTimeout = 8 * time.Second
 	dnsConnIdle   = 10 * time.Second
+	// dnsDrain is how long the guest may take to read what it asked for and to
+	// end a connection that the resolver has ended.
+	dnsDrain = 5 * time.Second
 )
 
 var dnsAddress = netip.AddrPortFrom(GatewayAddress, dnsPort)
@@ -35,29 +39,17 @@ var dnsAddress = netip.AddrPortFrom(GatewayAddress, dnsPort)
 // dnsServer is the guest's only resolver, on port 53 of the gateway.
 type dnsServer struct {
 	*Network
-	tcp     *gonet.TCPListener
+	tcp     *tcp.Forwarder
 	lookups chan struct{} // a place for each
-	conns   chan struct{} // a place for each
+	conns   chan struct{} // a place for each connection that the stack holds
+	drain   time.Duration
 }
 
-// serveDNS starts the resolver; what it starts, Close waits for.
-func (n *Network) serveDNS() (*dnsServer, error) {
-	s := &dnsServer{Network: n, lookups: make(chan struct{}, maxLookups), conns: make(chan struct{}, maxDNSConns)}
-	at := tcpip.FullAddress{NIC: nic, Addr: stackAddress(GatewayAddress), Port: dnsPort}
-	var err error
-	if s.tcp, err = gonet.ListenTCP(n.stack, at, ipv4.ProtocolNumber); err != nil {
-		return nil, fmt.Errorf("network: %w", err)
-	}
-	n.working.Add(1) // nobody can have closed n yet
-	go func() {
-		defer n.leave()
-		s.serveTCP()
-	}()
-	return s, nil
+func newDNSServer(n *Network) *dnsServer {
+	s := &dnsServer{Network: n, lookups: make(chan struct{}, maxLookups), conns: make(chan struct{}, maxDNSConns), drain: dnsDrain}
+	s.tcp = tcp.NewForwarder(n.stack, dnsBuffer, maxDNSConns, s.connection)
+	return s
 }
-
-// close ends serveTCP; its connections end with the network's context.
-func (s *dnsServer) close() { s.tcp.Shutdown() }
 
 // datagram takes a question that came by UDP and does not block.
 func (s *dnsServer) datagram(port uint16, question []byte) {
@@ -81,26 +73,41 @@ func (s *dnsServer) datagram(port uint16, question []byte) {
 	}()
 }
 
-func (s *dnsServer) serveTCP() {
-	var conns sync.WaitGroup
-	defer conns.Wait()
-	for {
-		c, err := s.tcp.Accept()
-		if err != nil {
-			return
-		}
-		select {
-		case s.conns <- struct{}{}:
-		default:
-			c.Close()
-			continue
-		}
-		conns.Go(func() {
-			defer func() { <-s.conns }()
-			defer c.Close()
-			defer context.AfterFunc(s.ctx, func() { c.SetDeadline(time.Unix(1, 0)) })()
-			s.serveConn(c)
-		})
+// connection takes the first segment of a connection. It finds its place before
+// the stack makes anything of it and keeps that until the stack has nothing of
+// it left, which a guest that stops reading does not decide. One that finds none
+// is reset.
+func (s *dnsServer) connection(r *tcp.ForwarderRequest) {
+	if !s.enter() {
+		r.Complete(true)
+		return
+	}
+	defer s.leave()
+	select {
+	case s.conns <- struct{}{}:
+		defer func() { <-s.conns }()
+	default:
+		s.deny(deniedLimit, TCP, dnsAddress, nil, "too many open connections to the resolver")
+		r.Complete(true)
+		return
+	}
+	var queue waiter.Queue
+	ep, err := r.CreateEndpoint(&queue)
+	r.Complete(err != nil)
+	if err != nil {
+		return
+	}
+	ep.SocketOptions().SetReceiveBufferSize(dnsBuffer, true)
+	ep.SocketOptions().SetSendBufferSize(dnsBuffer, true)
+	aborted := make(chan struct{})
+	stop := context.AfterFunc(s.ctx, func() {
+		defer close(aborted)
+		ep.Abort()
+	})
+	s.serveConn(gonet.NewTCPConn(&queue, ep))
+	drain(s.ctx, ep, &queue, s.drain)
+	if !stop() {
+		<-aborted
 	}
 }
 

@@ -141,6 +141,7 @@ func TestDNS(t *testing.T) {
 			"intranet.":           {a("192.168.1.1")},
 			"missing.":            {&dnsmessage.SOAResource{NS: name("ns."), MBox: name("m."), MinTTL: 86400}},
 			"text.":               {&dnsmessage.TXTResource{TXT: []string{"hello"}}, &dnsmessage.UnknownResource{Type: 257, Data: []byte("\x00\x05issueca")}},
+			"alias.":              {&dnsmessage.CNAMEResource{CNAME: name("1.1.168.192.in-addr.arpa.")}},
 			"hints.":              {&dnsmessage.UnknownResource{Type: dnsmessage.TypeHTTPS, Data: []byte{0, 1, 0}}},
 		},
 		rcode: map[string]dnsmessage.RCode{"missing.": dnsmessage.RCodeNameError, "broken.": dnsmessage.RCodeServerFailure},
@@ -189,27 +190,57 @@ func TestDNS(t *testing.T) {
 			t.Errorf("%v: %v", typ, m)
 		}
 	}
-	for _, n := range []string{"1.1.168.192.in-addr.arpa.", "1.0.0.127.in-addr.arpa.", "1.0.0.0.ip6.arpa."} {
-		if m := r.lookUp(t, "udp", n, dnsmessage.TypePTR, 0); m.RCode != dnsmessage.RCodeNameError {
-			t.Errorf("%s: %v", n, m)
+	for _, n := range []string{"1.1.168.192.in-addr.arpa.", "1.0.0.127.in-addr.arpa.", "1.0.0.0.ip6.arpa.", "IP6.arpa.",
+		"1.168.192.IN-ADDR.arpa.", "168.192.in-addr.arpa.", "10.in-addr.arpa.", "172.in-addr.arpa.", "in-addr.arpa.",
+		"lb._dns-sd._udp.0.1.168.192.in-addr.arpa.", "3.2.1.1.168.192.in-addr.arpa.", "5.0/26.1.168.192.in-addr.arpa.",
+		"01.168.192.in-addr.arpa.", "256.168.192.in-addr.arpa.", "77.113.0.203.in-addr.arpa.", "113.0.203.in-addr.arpa."} {
+		for _, typ := range []dnsmessage.Type{dnsmessage.TypePTR, dnsmessage.TypeNS} {
+			if m := r.lookUp(t, "udp", n, typ, 0); m.RCode != dnsmessage.RCodeNameError {
+				t.Errorf("%s: %v", n, m)
+			}
 		}
 	}
 	if n := len(z.questions()); n != asked {
 		t.Errorf("the host's resolver was asked %q", z.questions()[asked:])
 	}
-	r.lookUp(t, "udp", "7.100.51.198.in-addr.arpa.", dnsmessage.TypePTR, 0)
-	if n := len(z.questions()); n != asked+1 {
-		t.Error("a public address has no name")
+	open := []string{"7.100.51.198.in-addr.arpa.", "100.51.198.in-addr.arpa.", "8.in-addr.arpa.", "7.0-63.100.51.198.in-addr.arpa.", "xin-addr.arpa."}
+	for _, n := range open {
+		r.lookUp(t, "udp", n, dnsmessage.TypePTR, 0)
+	}
+	if n := len(z.questions()); n != asked+len(open) {
+		t.Errorf("of public addresses only these have a name: %q", z.questions()[asked:])
+	}
+	// A resolver that follows an alias gives what it found at its end.
+	z.mangle = func(b []byte) []byte {
+		var m dnsmessage.Message
+		if err := m.Unpack(b); err != nil {
+			t.Error(err)
+		}
+		h := dnsmessage.ResourceHeader{Name: name("1.1.168.192.in-addr.arpa."), Class: dnsmessage.ClassINET}
+		m.Answers = append(m.Answers, dnsmessage.Resource{Header: h, Body: &dnsmessage.PTRResource{PTR: name("printer.lan.")}})
+		h.Name = name("168.192.in-addr.arpa.")
+		m.Authorities = append(m.Authorities, dnsmessage.Resource{Header: h, Body: &dnsmessage.SOAResource{NS: name("ns.lan."), MBox: name("m.")}})
+		b, err := m.Pack()
+		if err != nil {
+			t.Error(err)
+		}
+		return b
+	}
+	if m := r.lookUp(t, "udp", "alias.", dnsmessage.TypePTR, 0); len(m.Answers) != 1 || len(m.Authorities) != 0 {
+		t.Errorf("an alias of a private name: %v", m)
 	}
 	s := r.Stats()
 	if s.Denied.Rebinding != 10 || s.LookupsFailed != 0 || s.PinnedAddrs != 3 {
 		t.Errorf("stats %+v", s)
 	}
 	// The pins give a denial its name.
-	r.flows.maxTCP = 0
-	r.guest.dial(testContext(t), "198.51.100.7:443")
-	if got := r.pins.names(netip.MustParseAddr("198.51.100.7")); !slices.Equal(got, []string{"example.org"}) {
-		t.Errorf("names %q", got)
+	r.SetPolicy(only{})
+	if _, err := r.guest.dial(testContext(t), "198.51.100.7:443"); err == nil {
+		t.Error("what the policy denies was reached")
+	}
+	list := r.Denials()
+	if d := list[len(list)-1]; d.Destination.String() != "198.51.100.7:443" || !slices.Equal(d.Names, []string{"example.org"}) {
+		t.Errorf("the denial is %+v", d)
 	}
 }
 

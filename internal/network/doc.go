@@ -32,8 +32,9 @@
 //
 // What the host may rely on: the address that is dialled is the address that
 // was judged, never a name that is looked up again. Everything a guest can make
-// grow has a bound: flows, dials in flight, buffers of all flows together,
-// frames that wait for a hypervisor that does not read, names remembered.
+// grow has a bound: flows, dials in flight, buffers of all flows together (the
+// stack's and the relay's), connections to the resolver, frames that wait for a
+// hypervisor that does not read, names remembered.
 //
 // The package knows nothing of leases, MCP, Docker, QEMU's command line or the
 // guest agent's protocol. It carries IPv4 only; IPv6 frames are counted and

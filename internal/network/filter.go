@@ -12,7 +12,7 @@ const (
 	toStack verdict = iota
 	toARP
 	toDHCP
-	dropMalformed // cut short, IP options, a length that lies
+	dropMalformed // cut short, IP options, a length that lies, crumbs of a TCP segment
 	dropForeign   // not for the gateway: another hardware address, a protocol that is neither IPv4, ARP nor IPv6
 	dropIPv6      // not carried
 	dropSpoofed   // from a hardware or IP address that is not the guest's
@@ -27,6 +27,12 @@ type packet struct {
 	protocol byte
 	src, dst netip.Addr
 }
+
+// leastFragment is the least payload, in bytes, of a fragment of a TCP segment
+// that is not the last. The stack counts a segment by its length and keeps the
+// frames it came in, which in crumbs are many times that. No kernel makes such
+// small ones: at the smallest MTU it is 552.
+const leastFragment = 512
 
 // classify judges a frame by its headers alone. The stack sees only what is
 // toStack: IPv4 without options from the guest to a unicast address, TCP, UDP
@@ -69,6 +75,7 @@ func classifyIPv4(ip []byte, dstMAC hardwareAddr) (verdict, packet) {
 	ip = ip[:total]
 	payload := ip[ipv4Header:]
 	fragment := binary.BigEndian.Uint16(ip[6:])&0x3fff != 0 // more fragments, or an offset
+	more := ip[6]&0x20 != 0
 	p := packet{
 		protocol: ip[9],
 		src:      netip.AddrFrom4([4]byte(ip[12:16])),
@@ -86,6 +93,8 @@ func classifyIPv4(ip []byte, dstMAC hardwareAddr) (verdict, packet) {
 		return dropMulticast, p
 	case p.dst.IsLoopback(), p.dst.As4()[0] == 0, p.dst == GuestAddress:
 		return dropMartian, p
+	case p.protocol == protoTCP && more && len(payload) < leastFragment:
+		return dropMalformed, p
 	case p.protocol == protoTCP, p.protocol == protoUDP:
 		// Fragments pass: the stack puts them together, with a bound, and the
 		// judge sees the whole.

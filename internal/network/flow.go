@@ -10,7 +10,8 @@ import (
 
 const (
 	// maxTCPFlows and maxUDPFlows cap what one guest may have open. Each costs
-	// the host a socket.
+	// the host a socket and a buffer of the relay: two of smallBuffer for TCP,
+	// one that holds any datagram for UDP.
 	maxTCPFlows = 2048
 	maxUDPFlows = 512
 	// maxDials is how many TCP connections may be between the guest's first

@@ -180,12 +180,8 @@ func (g *testGuest) receive(c net.Conn) {
 			g.wake.Wait()
 		}
 		g.mu.Unlock()
-		var size [4]byte
-		if _, err := io.ReadFull(in, size[:]); err != nil {
-			return
-		}
-		f := make([]byte, binary.BigEndian.Uint32(size[:]))
-		if _, err := io.ReadFull(in, f); err != nil {
+		f, err := readFrame(in)
+		if err != nil {
 			return
 		}
 		g.mu.Lock()
@@ -198,6 +194,17 @@ func (g *testGuest) receive(c net.Conn) {
 		g.wire.InjectInbound(0, pkt)
 		pkt.DecRef()
 	}
+}
+
+// readFrame reads one frame as the hypervisor gets it.
+func readFrame(r io.Reader) ([]byte, error) {
+	var size [4]byte
+	if _, err := io.ReadFull(r, size[:]); err != nil {
+		return nil, err
+	}
+	f := make([]byte, binary.BigEndian.Uint32(size[:]))
+	_, err := io.ReadFull(r, f)
+	return f, err
 }
 
 func (g *testGuest) transmit() {
@@ -360,7 +367,7 @@ func newRoom(t testing.TB, config Config) room {
 		config.Resolver = noResolver{}
 	}
 	if config.Interfaces == nil {
-		config.Interfaces = func() ([]netip.Addr, error) { return []netip.Addr{netip.MustParseAddr("203.0.113.77")}, nil }
+		config.Interfaces = func() ([]netip.Prefix, error) { return []netip.Prefix{netip.MustParsePrefix("203.0.113.77/28")}, nil }
 	}
 	if config.Log == nil {
 		config.Log = slog.New(slog.NewTextHandler(testWriter{t}, &slog.HandlerOptions{Level: slog.LevelDebug}))

@@ -131,7 +131,7 @@ func (l *link) input(v *buffer.View) {
 	switch verdict {
 	case toStack:
 		if d := l.dispatcher.Load(); d != nil {
-			v.TrimFront(ethernetHeader)
+			v = datagramOf(v)
 			pkt := stack.NewPacketBuffer(stack.PacketBufferOptions{Payload: buffer.MakeWithView(v)})
 			(*d).DeliverNetworkPacket(ipv4.ProtocolNumber, pkt)
 			pkt.DecRef()
@@ -146,6 +146,23 @@ func (l *link) input(v *buffer.View) {
 		l.dropped(verdict, p)
 	}
 	v.Release()
+}
+
+// datagramOf takes the frame v, which classify has let pass, and gives the IP
+// datagram in it. What the stack keeps it counts by the datagram's length, and
+// what it keeps is the view's whole memory: behind a datagram of a few bytes a
+// guest can have a frame of 64 KiB, so one that is longer than what it carries
+// is not handed on but copied.
+func datagramOf(v *buffer.View) *buffer.View {
+	f := v.AsSlice()
+	end := ethernetHeader + int(binary.BigEndian.Uint16(f[ethernetHeader+2:]))
+	if end == len(f) {
+		v.TrimFront(ethernetHeader)
+		return v
+	}
+	d := buffer.NewViewWithData(f[ethernetHeader:end])
+	v.Release()
+	return d
 }
 
 // send queues a whole frame; nil is nothing to send.

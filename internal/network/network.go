@@ -28,8 +28,11 @@ type Network struct {
 	pins     pins
 	denials  denials
 	flows    flows
+	lender   lender
+	tcp      *tcp.Forwarder
 	udp      udpFlows
 	dns      *dnsServer
+	patience time.Duration // with no link, see lossPatience
 
 	ctx    context.Context // ends when Close begins
 	cancel context.CancelFunc
@@ -48,7 +51,7 @@ func New(c Config) (*Network, error) {
 	if err != nil {
 		return nil, err
 	}
-	n := &Network{config: c, gone: make(chan struct{})}
+	n := &Network{config: c, patience: lossPatience, lender: make(lender, maxBigBuffers), gone: make(chan struct{})}
 	n.denied = denied{exceptions: c.Exceptions, host: hostAddresses{list: c.Interfaces}}
 	n.denials.log = c.Log
 	n.rules.Store(&c.Policy)
@@ -60,12 +63,10 @@ func New(c Config) (*Network, error) {
 		n.cancel()
 		return nil, err
 	}
-	n.stack.SetTransportProtocolHandler(tcp.ProtocolNumber, tcp.NewForwarder(n.stack, bufferDefault, maxDials, n.forwardTCP).HandlePacket)
+	n.tcp = tcp.NewForwarder(n.stack, bufferDefault, maxDials, n.forwardTCP)
+	n.dns = newDNSServer(n)
+	n.stack.SetTransportProtocolHandler(tcp.ProtocolNumber, n.handleTCP)
 	n.stack.SetTransportProtocolHandler(udp.ProtocolNumber, n.handleUDP)
-	if n.dns, err = n.serveDNS(); err != nil {
-		n.Close()
-		return nil, err
-	}
 	return n, nil
 }
 
@@ -85,13 +86,22 @@ func (n *Network) leave() { n.working.Done() }
 const (
 	redialFirst = 2 * time.Millisecond
 	redialMost  = 250 * time.Millisecond
+	// lossPatience is how long there may be no link before that is worth a
+	// warning. The end of a machine is the end of its link first, and of Serve's
+	// context a moment later.
+	lossPatience = 5 * time.Second
 )
 
 // Serve keeps the link to the hypervisor: it dials, moves frames, and dials
-// again when the connection ends, at most four times a second. dial must honour
-// its context. Serve returns nil when ctx ends or the network is closed, and an
-// error only if the network is being served already. Flows live on while there
-// is no link.
+// again when the connection ends, within milliseconds if that carried frames and
+// at most four times a second while none does. dial must honour its context.
+// Flows live on while there is no link. A hypervisor that offers its end once
+// only fails every further dial, and its guest stays without a network: end ctx
+// when the machine has ended, for after a few seconds without a link the log
+// gets a warning, and a line when it is back.
+//
+// Serve returns nil when ctx ends or the network is closed, and an error only if
+// the network is being served already.
 func (n *Network) Serve(ctx context.Context, dial func(context.Context) (net.Conn, error)) error {
 	if !n.enter() {
 		return nil
@@ -114,21 +124,32 @@ func (n *Network) Serve(ctx context.Context, dial func(context.Context) (net.Con
 	defer context.AfterFunc(n.ctx, cancel)()
 
 	pause := redialFirst
+	lost, warned := time.Now(), false
 	for {
 		conn, err := dial(ctx)
 		if err == nil {
 			n.counters.connects.Add(1)
-			n.config.Log.Debug("network link connected")
+			if warned {
+				n.config.Log.Info("network link is back")
+			} else {
+				n.config.Log.Debug("network link connected")
+			}
 			var frames uint64
 			frames, err = n.link.run(ctx, conn)
 			if frames > 0 {
 				pause = redialFirst
 			}
+			lost, warned = time.Now(), false
 		}
 		if ctx.Err() != nil {
 			return nil
 		}
-		n.config.Log.Debug("network link lost", "error", err)
+		if !warned && time.Since(lost) >= n.patience {
+			warned = true
+			n.config.Log.Warn("the guest has no network: there is no link to its hypervisor", "error", err)
+		} else {
+			n.config.Log.Debug("network link lost", "error", err)
+		}
 		select {
 		case <-ctx.Done():
 			return nil
@@ -178,9 +199,6 @@ func (n *Network) Close() error {
 	defer close(n.gone)
 
 	n.cancel()
-	if n.dns != nil {
-		n.dns.close()
-	}
 	done := make(chan struct{})
 	go func() {
 		n.working.Wait()

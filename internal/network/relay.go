@@ -17,12 +17,14 @@ const (
 	// idleHalf ends one that one side has closed.
 	idleHalf = 15 * time.Minute
 
-	// A connection that waits holds a buffer of smallBuffer; one that has more
-	// to read borrows one of bigBuffer and gives it back when it has been quiet
-	// for bufferRest.
-	smallBuffer = 4 << 10
-	bigBuffer   = 64 << 10
-	bufferRest  = 2 * time.Second
+	// Each direction of a connection holds a buffer of smallBuffer; one that has
+	// more to read borrows one of bigBuffer and gives it back when it has been
+	// quiet for bufferRest. One whose receiver does not read keeps it, so there
+	// are maxBigBuffers, and who finds none does with the small one.
+	smallBuffer   = 4 << 10
+	bigBuffer     = 64 << 10
+	bufferRest    = 2 * time.Second
+	maxBigBuffers = 256
 
 	// segmentHeaders is what the stack leaves in a packet for IP, TCP and all
 	// options that TCP can have.
@@ -31,26 +33,44 @@ const (
 
 var bigBuffers = sync.Pool{New: func() any { return new([bigBuffer]byte) }}
 
+// lender has so many big buffers to lend as there are places.
+type lender chan struct{}
+
+// take gives nil if all are out.
+func (l lender) take() *[bigBuffer]byte {
+	select {
+	case l <- struct{}{}:
+		return bigBuffers.Get().(*[bigBuffer]byte)
+	default:
+		return nil
+	}
+}
+
+func (l lender) give(b *[bigBuffer]byte) {
+	bigBuffers.Put(b)
+	<-l
+}
+
 // relay copies both ways until both sides have ended. An end of one side is
 // handed on as an end of that direction only. It reports whether all was
 // delivered; if not, one of the sides failed, and it has called cut, which must
 // end both.
-func relay(guest, upstream net.Conn, mtu int, cut func()) bool {
+func relay(guest, upstream net.Conn, mtu int, l lender, cut func()) bool {
 	idle := newIdleTimer(idleOpen, cut)
 	defer idle.stop()
 	var other sync.WaitGroup
 	var otherErr error
 	// Whole segments: what is beyond the last would go in a frame of its own.
 	segment := mtu - segmentHeaders
-	other.Go(func() { otherErr = copyHalf(guest, upstream, bigBuffer/segment*segment, idle) })
-	err := copyHalf(upstream, guest, bigBuffer, idle)
+	other.Go(func() { otherErr = copyHalf(guest, upstream, bigBuffer/segment*segment, l, idle) })
+	err := copyHalf(upstream, guest, bigBuffer, l, idle)
 	other.Wait()
 	return err == nil && otherErr == nil
 }
 
 // copyHalf moves one direction to its end, at most so many bytes at a time.
-func copyHalf(dst, src net.Conn, most int, idle *idleTimer) error {
-	err := move(dst, src, most, idle)
+func copyHalf(dst, src net.Conn, most int, l lender, idle *idleTimer) error {
+	err := move(dst, src, most, l, idle)
 	if err == nil {
 		if half, ok := dst.(interface{ CloseWrite() error }); ok {
 			err = half.CloseWrite()
@@ -66,13 +86,13 @@ func copyHalf(dst, src net.Conn, most int, idle *idleTimer) error {
 	return nil
 }
 
-func move(dst io.Writer, src net.Conn, most int, idle *idleTimer) error {
+func move(dst io.Writer, src net.Conn, most int, l lender, idle *idleTimer) error {
 	small := make([]byte, smallBuffer)
 	buf := small
 	var big *[bigBuffer]byte
 	defer func() {
 		if big != nil {
-			bigBuffers.Put(big)
+			l.give(big)
 		}
 	}()
 	moved := false // since the deadline was set
@@ -94,7 +114,7 @@ func move(dst io.Writer, src net.Conn, most int, idle *idleTimer) error {
 			if moved {
 				rest = time.Now().Add(bufferRest)
 			} else {
-				bigBuffers.Put(big)
+				l.give(big)
 				big, buf = nil, small
 			}
 			moved = false
@@ -104,7 +124,9 @@ func move(dst io.Writer, src net.Conn, most int, idle *idleTimer) error {
 		case err != nil:
 			return err
 		case n == smallBuffer && big == nil:
-			big = bigBuffers.Get().(*[bigBuffer]byte)
+			if big = l.take(); big == nil {
+				continue
+			}
 			buf = big[:most]
 			moved = false
 			if err := src.SetReadDeadline(time.Now().Add(bufferRest)); err != nil {

@@ -34,7 +34,7 @@ type Stats struct {
 
 // Filtered counts frames of the guest that the link dropped unread.
 type Filtered struct {
-	Malformed uint64 // cut short, with IP options, or with a length that lies
+	Malformed uint64 // cut short, with IP options, with a length that lies, or a crumb of a TCP segment
 	Foreign   uint64 // for another hardware address, or neither IPv4, IPv6 nor ARP
 	IPv6      uint64
 	Spoofed   uint64 // from an address that is not the guest's
@@ -50,7 +50,7 @@ type Denied struct {
 	Policy    uint64 // flows that the policy denied
 	Name      uint64 // names that the policy denied
 	Rebinding uint64 // DNS answers that pointed into denied space
-	Limit     uint64 // flows beyond the cap
+	Limit     uint64 // flows and connections to the resolver beyond the cap
 }
 
 // counters are the growing part of Stats.

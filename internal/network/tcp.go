@@ -26,6 +26,16 @@ const (
 	drainLimit = 30 * time.Second
 )
 
+// handleTCP takes a segment of no connection. It runs on the link's reader and
+// does not block. Connections to the resolver are counted apart: dials that hang
+// must not hold up a guest's look-ups.
+func (n *Network) handleTCP(id stack.TransportEndpointID, pkt *stack.PacketBuffer) bool {
+	if destination(id) == dnsAddress {
+		return n.dns.tcp.HandlePacket(id, pkt)
+	}
+	return n.tcp.HandlePacket(id, pkt)
+}
+
 // forwardTCP takes the first segment of a connection. The destination is
 // judged, then dialled, and only then is the guest's handshake answered: a
 // denial and a refusal look to the guest as they would without a gateway.
@@ -65,9 +75,9 @@ func (n *Network) forwardTCP(r *tcp.ForwarderRequest) {
 		ep.Abort()
 		reset(upstream)
 	})
-	if relay(guest, upstream, n.config.MTU, cut) {
+	if relay(guest, upstream, n.config.MTU, n.lender, cut) {
 		upstream.Close()
-		drain(ctx, ep, &queue)
+		drain(ctx, ep, &queue, drainLimit)
 	}
 	if !stop() {
 		<-aborted
@@ -116,8 +126,9 @@ func setKeepalive(ep tcpip.Endpoint) {
 }
 
 // drain ends the guest's side and waits until the guest has read everything, so
-// that the flow counts for as long as it holds memory.
-func drain(ctx context.Context, ep tcpip.Endpoint, queue *waiter.Queue) {
+// that the connection counts for as long as it holds memory. After limit it is
+// reset. When ctx ends drain returns, and who ended it must abort ep.
+func drain(ctx context.Context, ep tcpip.Endpoint, queue *waiter.Queue, limit time.Duration) {
 	entry, ended := waiter.NewChannelEntry(waiter.EventHUp)
 	queue.EventRegister(&entry)
 	defer queue.EventUnregister(&entry)
@@ -125,12 +136,12 @@ func drain(ctx context.Context, ep tcpip.Endpoint, queue *waiter.Queue) {
 	if ep.Readiness(waiter.EventHUp) != 0 {
 		return
 	}
-	limit := time.NewTimer(drainLimit)
-	defer limit.Stop()
+	patience := time.NewTimer(limit)
+	defer patience.Stop()
 	select {
 	case <-ended:
 	case <-ctx.Done():
-	case <-limit.C:
+	case <-patience.C:
 		ep.Abort()
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"net"
 	"net/netip"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -57,6 +58,38 @@ func TestTCPBulk(t *testing.T) {
 			if want := sha256.Sum256(sent); err != nil || !bytes.Equal(h.Sum(nil), want[:]) {
 				t.Errorf("%d of %d bytes came back, %v", n, len(sent), err)
 			}
+		})
+	}
+}
+
+// TestBigBuffers: connections share so many big buffers, go on without, and give
+// them back.
+func TestBigBuffers(t *testing.T) {
+	for _, places := range []int{0, 1} {
+		t.Run(fmt.Sprint(places), func(t *testing.T) {
+			r := newRoom(t, Config{})
+			r.lender = make(lender, places)
+			r.world.serve(t, public, echo)
+			var all sync.WaitGroup
+			seen := make(chan struct{})
+			for range 3 {
+				c := r.guest.mustDial(public)
+				sent := noise(2 << 20)
+				all.Go(func() {
+					c.Write(sent)
+					<-seen
+					c.CloseWrite()
+				})
+				all.Go(func() {
+					if got, err := io.ReadAll(c); err != nil || !bytes.Equal(got, sent) {
+						t.Errorf("%d of %d bytes came back, %v", len(got), len(sent), err)
+					}
+				})
+			}
+			eventually(t, "all are out that there are", func() bool { return len(r.lender) == places })
+			close(seen)
+			all.Wait()
+			eventually(t, "all are back", func() bool { return len(r.lender) == 0 })
 		})
 	}
 }

@@ -50,7 +50,9 @@ type udpFlow struct {
 	out      chan []byte // datagrams of the guest that wait
 	upstream net.Conn
 	idle     *idleTimer
+	sent     atomic.Int64 // datagrams of the guest
 	answered atomic.Bool
+	stream   sync.Once // it is known to be one
 }
 
 // handleUDP takes a datagram of the guest. false makes the stack answer with
@@ -62,7 +64,8 @@ func (n *Network) handleUDP(id stack.TransportEndpointID, pkt *stack.PacketBuffe
 		n.counters.filtered[dropMalformed].Add(1)
 		return true
 	}
-	payload := pkt.Data().AsRange().ToSlice()[:size]
+	// A copy of that size: what waits is counted by its length.
+	payload := pkt.Data().AsRange().Capped(size).ToSlice()
 	k := udpKey{id.RemotePort, destination(id)}
 	if k.destination == dnsAddress {
 		n.dns.datagram(k.port, payload)
@@ -174,27 +177,38 @@ func (f *udpFlow) run(ctx context.Context, n *Network) (refused bool) {
 		err = f.answers(n)
 		f.cut()
 	})
-	f.questions(ctx, n)
+	refused = f.questions(ctx, n)
 	answers.Wait()
-	return errors.Is(err, syscall.ECONNREFUSED)
+	return refused || errors.Is(err, syscall.ECONNREFUSED)
 }
 
 // questions moves datagrams of the guest. One that cannot be sent is lost, as
-// datagrams are.
-func (f *udpFlow) questions(ctx context.Context, n *Network) {
-	sent := 0
+// datagrams are; but a refusal of an earlier one, which the system tells either
+// direction and once only, ends the flow.
+func (f *udpFlow) questions(ctx context.Context, n *Network) (refused bool) {
 	for {
 		select {
 		case <-ctx.Done():
-			return
+			return false
 		case b := <-f.out:
-			f.idle.touch()
-			if sent++; sent == 2 && f.answered.Load() {
-				f.idle.setLimit(udpStream)
-			}
-			f.upstream.Write(b)
+			f.sent.Add(1)
+			f.moved()
+			_, err := f.upstream.Write(b)
 			n.udp.taken(b)
+			if errors.Is(err, syscall.ECONNREFUSED) {
+				f.cut()
+				return true
+			}
 		}
+	}
+}
+
+// moved notes a datagram, whichever way it went. A flow is a stream once there
+// were two questions and an answer, in any order.
+func (f *udpFlow) moved() {
+	f.idle.touch()
+	if f.sent.Load() > 1 && f.answered.Load() {
+		f.stream.Do(func() { f.idle.setLimit(udpStream) })
 	}
 }
 
@@ -207,8 +221,8 @@ func (f *udpFlow) answers(n *Network) error {
 		if err != nil {
 			return err
 		}
-		f.idle.touch()
 		f.answered.Store(true)
+		f.moved()
 		n.sendUDP(f.udpKey.destination, f.port, buf[:size])
 	}
 }

@@ -2,10 +2,12 @@ package network
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"net"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -106,4 +108,69 @@ func TestUDPFlowLimit(t *testing.T) {
 	if got, err := ask(r.guest.dialUDP(public), "x"); err == nil {
 		t.Errorf("a flow beyond the cap answered %q", got)
 	}
+}
+
+// TestUDPStream: two questions and an answer make a stream, in whatever order
+// they come; one question with its answers does not.
+func TestUDPStream(t *testing.T) {
+	for _, order := range []string{"ask ask answer", "ask answer ask", "ask answer answer"} {
+		t.Run(order, func(t *testing.T) {
+			r := newRoom(t, Config{})
+			server, err := net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer server.Close()
+			server.SetReadDeadline(time.Now().Add(20 * time.Second))
+			r.world.set("udp", public, server.LocalAddr().String())
+			c := r.guest.dialUDP(public)
+			c.SetReadDeadline(time.Now().Add(20 * time.Second))
+			buf := make([]byte, 16)
+			var from net.Addr
+			for _, step := range strings.Fields(order) {
+				if step == "ask" {
+					c.Write([]byte("x"))
+					_, from, err = server.ReadFrom(buf)
+				} else if _, err = server.WriteTo([]byte("y"), from); err == nil {
+					_, err = c.Read(buf)
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+			}
+			want := udpStream
+			if order == "ask answer answer" {
+				want = udpOneShot
+			}
+			r.udp.mu.Lock()
+			defer r.udp.mu.Unlock()
+			for _, f := range r.udp.open {
+				if got := time.Duration(f.idle.limit.Load()); got != want {
+					t.Errorf("it ends after %v without a datagram, want %v", got, want)
+				}
+			}
+			if len(r.udp.open) != 1 {
+				t.Errorf("%d flows are open", len(r.udp.open))
+			}
+		})
+	}
+}
+
+// writeRefused is a connected UDP socket whose writes are the ones that are told
+// of a refusal.
+type writeRefused struct{ net.Conn }
+
+func (writeRefused) Write([]byte) (int, error) { return 0, syscall.ECONNREFUSED }
+
+func (w writeRefused) DialContext(context.Context, string, string) (net.Conn, error) { return w, nil }
+
+// TestUDPRefusedWrite: a refusal that a write is told of reaches the guest too.
+func TestUDPRefusedWrite(t *testing.T) {
+	ours, theirs := net.Pipe()
+	defer theirs.Close()
+	r := newRoom(t, Config{Dialer: writeRefused{ours}})
+	if got, err := ask(r.guest.dialUDP(public), "x"); err == nil || !strings.Contains(err.Error(), "refused") {
+		t.Errorf("got %q, %v", got, err)
+	}
+	eventually(t, "the flow is gone", func() bool { return r.Stats().UDPFlows == 0 })
 }

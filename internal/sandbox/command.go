@@ -156,7 +156,7 @@ func (s *Service) runCommand(ctx context.Context, c commandSpec, timeout time.Du
 	if again {
 		// A process that died had begun this very command: go on with it.
 		if task, err = s.store.Task(ctx, req.TaskID); err != nil {
-			return nil, true, err
+			return nil, true, unsettled{err}
 		}
 		if task.Status.Finished() {
 			res, err = s.recordedResult(ctx, task, limit)
@@ -164,8 +164,11 @@ func (s *Service) runCommand(ctx context.Context, c commandSpec, timeout time.Du
 		}
 	}
 	l, g, err := s.bound(ctx, c.instanceID)
+	if err != nil && again {
+		return nil, true, unsettled{err}
+	}
 	if err != nil {
-		return nil, again, err
+		return nil, false, err
 	}
 	if !again {
 		task, err = s.store.InsertTask(ctx, store.NewTask{

@@ -177,11 +177,10 @@ func (s *Service) obtain(ctx context.Context, r CreateInstanceRequest, root stri
 	lease, warnings, err = s.bringUpFrom(ctx, sel, lease, from, timings)
 	if err != nil {
 		log.Warn("create failed", "error", err)
-		s.undoCreate(ctx, lease, err)
+		err = notRemoved(fault.From(err), remnant{lease.InstanceID, s.undoCreate(ctx, lease, err)})
 		done()
-		f := fault.From(err)
-		s.record(ctx, "create_instance", lease.InstanceID, "", f, nil)
-		return lease, nil, nil, f
+		s.record(ctx, "create_instance", lease.InstanceID, "", err, nil)
+		return lease, nil, nil, err
 	}
 	return lease, warnings, done, nil
 }
@@ -218,8 +217,7 @@ func (s *Service) bootstrap(ctx context.Context, lease store.Lease, r CreateInst
 	}
 	f := fault.From(err)
 	if ctx.Err() != nil && !resumable {
-		s.undoCreate(ctx, lease, f)
-		e := fault.Wrap(context.Cause(ctx), fault.Cancelled, "create_instance was cancelled and its VM removed")
+		e := cancelledCall(ctx, "create_instance", "its VM", remnant{lease.InstanceID, s.undoCreate(ctx, lease, f)})
 		s.record(ctx, "create_instance", lease.InstanceID, "", e, nil)
 		return e
 	}
@@ -237,41 +235,20 @@ func (s *Service) bootstrap(ctx context.Context, lease store.Lease, r CreateInst
 // resumeCreate goes on where a server died that was working on the same
 // request. It returns nothing if a new VM has to be made.
 func (s *Service) resumeCreate(ctx context.Context, r CreateInstanceRequest, req *store.Request) (*CreateInstanceResult, bool, error) {
-	l, err := s.store.Lease(ctx, req.InstanceID)
-	if fault.Is(err, fault.InstanceNotFound) {
-		return nil, false, nil
+	l, runs, err := s.revisitBound(ctx, req)
+	if err != nil || !runs {
+		return nil, err != nil, err
 	}
+	sel, err := s.backends.ByName(l.Backend)
 	if err != nil {
-		return nil, false, err
+		return nil, true, unsettled{err}
 	}
-	if l.Status == store.Running {
-		// The VM may have gone meanwhile; then the lease is settled here.
-		if _, _, lerr := s.live(ctx, l.InstanceID); lerr == nil {
-			sel, err := s.backends.ByName(l.Backend)
-			if err != nil {
-				return nil, true, err
-			}
-			timings := map[string]int64{}
-			_ = json.Unmarshal(l.Timings, &timings) // written by bringUp
-			out := s.createResult(l, sel, r, timings)
-			if err := s.bootstrap(ctx, l, r, out, s.now(), true); err != nil {
-				return nil, true, err
-			}
-			s.record(ctx, "create_instance", l.InstanceID, "", nil, map[string]any{"resumed": true})
-			return out, true, nil
-		}
-		if l, err = s.store.Lease(ctx, l.InstanceID); err != nil {
-			return nil, true, err
-		}
+	out := s.createResult(l, sel, r, recordedTimings(l))
+	if err := s.bootstrap(ctx, l, r, out, s.now(), true); err != nil {
+		return nil, true, err
 	}
-	if l.Status.Terminal() && l.EndReason != reasonAbandoned && l.EndReason != reasonCreateFailed {
-		// It ran, and was ended since: a second VM is not what was asked for.
-		return nil, true, req.UnknownFault()
-	}
-	work, cancel := detached(ctx, undoTimeout)
-	defer cancel()
-	_, err = s.teardown(work, l, store.Destroying, reasonAbandoned, 0)
-	return nil, err != nil, err
+	s.record(ctx, "create_instance", l.InstanceID, "", nil, map[string]any{"resumed": true})
+	return out, true, nil
 }
 
 // newLease is the lease of an instance that is asked for.
@@ -409,37 +386,38 @@ func (s *Service) start(ctx context.Context, sel Selected, lease store.Lease, ti
 	if err != nil {
 		return lease, err // the caller needs to know what to undo
 	}
+	report(ctx, Progress{Stage: "running", Message: running.InstanceID + " is running"})
 	return running, nil
 }
 
 // undoCreate removes what a failed create made. The lease goes through error,
-// where it keeps counting until its VM is confirmed gone.
-func (s *Service) undoCreate(ctx context.Context, lease store.Lease, cause error) {
+// where it keeps counting until its VM is confirmed gone. The error says why it
+// is not: then the VM may run.
+func (s *Service) undoCreate(ctx context.Context, lease store.Lease, cause error) error {
 	ctx, cancel := detached(ctx, undoTimeout)
 	defer cancel()
 	moved, err := s.store.Move(ctx, lease.InstanceID, lease.Generation, store.Move{To: store.Error, Reason: reasonCreateFailed, Err: fault.From(cause)})
 	if err != nil {
-		// Somebody else owns the clean-up, or the database is gone: the next
-		// server's reconciliation finds the lease.
+		// Somebody else owns the clean-up, or the database cannot be written,
+		// perhaps for want of the very space that the VM takes.
 		s.log.Warn("failed create not recorded", "instance", lease.InstanceID, "error", err)
-		if !errors.Is(err, store.ErrConflict) {
-			return
-		}
-		if moved, err = s.store.Lease(ctx, lease.InstanceID); err != nil {
-			return
-		}
-		if moved.Status.Terminal() {
-			// Destroyed or expired meanwhile, maybe before there was anything
-			// to remove.
-			if err := s.removeVM(ctx, moved, reasonCreateFailed, 0); err != nil {
-				s.log.Warn("VM of an ended lease not removed yet", "instance", lease.InstanceID, "error", err)
-			}
-			return
+		moved = lease
+		if now, lerr := s.store.Lease(ctx, lease.InstanceID); lerr == nil {
+			moved = now
 		}
 	}
-	if _, err := s.teardown(ctx, moved, store.Destroying, reasonCreateFailed, 0); err != nil {
-		s.log.Warn("clean-up after a failed create will be tried again", "instance", lease.InstanceID, "error", err)
+	if moved.Status.Terminal() {
+		// Destroyed or expired meanwhile, maybe before there was anything to
+		// remove.
+		if err = s.removeVM(ctx, moved, reasonCreateFailed, 0); err != nil {
+			s.log.Warn("VM of an ended lease not removed yet", "instance", lease.InstanceID, "error", err)
+		}
+		return err
 	}
+	if _, err = s.teardown(ctx, moved, store.Destroying, reasonCreateFailed, 0); err != nil {
+		s.log.Warn("what a failed create made is not removed", "instance", lease.InstanceID, "error", err)
+	}
+	return err
 }
 
 func (s *Service) createResult(l store.Lease, sel Selected, r CreateInstanceRequest, timings map[string]int64) *CreateInstanceResult {

@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -94,7 +95,20 @@ func (c labConfig) open() (backend.Backend, error) {
 				}
 				return nil
 			},
-			SaveHalf: func(ctx context.Context, _, _ string) error {
+			Delete: func(context.Context, string) error {
+				if _, err := os.Stat(filepath.Join(c.Faults, "fail-delete")); err == nil {
+					return errors.New("the test keeps this VM")
+				}
+				// What a VM takes of a disk, a link names.
+				if disk, err := os.Readlink(filepath.Join(c.Faults, "disk")); err == nil {
+					os.Remove(disk)
+				}
+				return nil
+			},
+			SaveHalf: func(ctx context.Context, _, dir string) error {
+				if err := os.WriteFile(filepath.Join(c.Faults, "paused-"+filepath.Base(filepath.Dir(dir))), nil, 0o600); err != nil {
+					return err
+				}
 				if _, err := os.Stat(filepath.Join(c.Faults, "fail-save")); err == nil {
 					return errors.New("the test lets this save fail")
 				}
@@ -103,6 +117,12 @@ func (c labConfig) open() (backend.Backend, error) {
 			SettleState: func(_ context.Context, dir string) error {
 				if _, err := os.Stat(filepath.Join(c.Faults, "fail-settle")); err == nil {
 					return fmt.Errorf("the test says: %w", syscall.ENOSPC)
+				}
+				if _, err := os.Stat(filepath.Join(c.Faults, "lose-manifest")); err == nil {
+					lost := filepath.Join(syncDir(filepath.Dir(dir)), "aa.manifest")
+					if err := errors.Join(os.Remove(lost), os.Symlink("nowhere", lost)); err != nil {
+						return err
+					}
 				}
 				return os.WriteFile(filepath.Join(c.Faults, "settled-"+filepath.Base(filepath.Dir(dir))), nil, 0o600)
 			},
@@ -336,6 +356,28 @@ func (l *lab) create() *CreateInstanceResult {
 	return r
 }
 
+// stop halts the supervisor of an instance, so that nothing answers, until the
+// returned function is called.
+func (l *lab) stop(id string) (goOn func()) {
+	l.t.Helper()
+	lease, err := l.s.store.Lease(l.t.Context(), id)
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	c, err := supervisor.Dial(l.context(), l.s.runDir, lease.BackendInstanceName)
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	defer c.Close()
+	pid := c.Hello().PID
+	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+		l.t.Fatal(err)
+	}
+	goOn = sync.OnceFunc(func() { syscall.Kill(pid, syscall.SIGCONT) })
+	l.t.Cleanup(goOn)
+	return goOn
+}
+
 func (l *lab) destroy(id string) {
 	l.t.Helper()
 	if _, err := l.s.DestroyInstance(l.context(), DestroyInstanceRequest{InstanceID: id, Force: true}); err != nil {
@@ -416,10 +458,16 @@ func (l *lab) server(o labOrder) (cmd *exec.Cmd, result func(v any) error) {
 	}
 }
 
+// labServer does what it was ordered. Each stage that it reports is a place where
+// it can be held: at-STAGE.
 func labServer(text string) int {
-	ctx := context.Background()
 	var o labOrder
 	err := json.Unmarshal([]byte(text), &o)
+	ctx := WithProgress(context.Background(), func(p Progress) {
+		if err := o.Conf.pass(context.Background(), "at-"+p.Stage); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+		}
+	})
 	var s *Service
 	if err == nil {
 		s, err = openLab(ctx, o.Env, o.Conf)

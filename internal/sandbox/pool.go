@@ -138,10 +138,10 @@ func (s *Service) claimReady(ctx context.Context, sel Selected, spec backend.Spe
 			return l, done, nil
 		}
 		s.log.Warn("a ready VM does not answer", "instance", l.InstanceID, "error", err)
-		s.undoCreate(ctx, l, fault.Wrap(err, fault.InstanceLost, "the ready VM did not answer"))
+		left := s.undoCreate(ctx, l, fault.Wrap(err, fault.InstanceLost, "the ready VM did not answer"))
 		done()
 		if ctx.Err() != nil {
-			return store.Lease{}, nil, fault.Wrap(context.Cause(ctx), fault.Cancelled, "create_instance was cancelled")
+			return store.Lease{}, nil, cancelledCall(ctx, "create_instance", "its VM", remnant{l.InstanceID, left})
 		}
 	}
 	return store.Lease{}, nil, store.ErrNoneReady
@@ -183,7 +183,7 @@ func (s *Service) keepPool() {
 			}
 			for _, shape := range p.inUse(s.now()) {
 				if err := s.fill(s.root, shape); err != nil && s.root.Err() == nil {
-					s.log.Warn("the pool is not filled", "image", shape.spec.Image, "error", err)
+					s.log.Warn("the pool is not filled", "image", orName(shape.spec.Image), "error", err)
 				}
 			}
 		}
@@ -266,7 +266,7 @@ func (s *Service) addReady(ctx context.Context, p poolShape) error {
 	}
 	// From here on anybody may claim it: what goes wrong now is not undone.
 	s.warmUp(ctx, l)
-	s.log.Info("VM ready in the pool", "instance", l.InstanceID, "image", p.spec.Image)
+	s.log.Info("VM ready in the pool", "instance", l.InstanceID, "image", orName(p.spec.Image))
 	return nil
 }
 

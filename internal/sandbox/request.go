@@ -23,12 +23,21 @@ func (f failedRequest) fault() error {
 	return e
 }
 
+// unsettled is the failure of a repeat that could not find out, or not clear
+// away, what an earlier call with its request_id had made. It is nobody's result:
+// the request stays open, and the next repeat looks again.
+type unsettled struct{ err error }
+
+func (u unsettled) Error() string { return u.err.Error() }
+func (u unsettled) Unwrap() error { return u.err }
+
 // once runs an operation that changes something at most once for each
 // request_id: a repeat waits for the first call and returns its result. With
 // an empty id it just runs.
 //
 // changed says whether the failure may have left something behind: a failure
 // that changed nothing is forgotten, so that the same id can be tried again.
+// One that is unsettled leaves the question to the next repeat.
 // params must be the request without its id.
 func once[T any](ctx context.Context, s *Service, scope, id string, params any, run func(ctx context.Context, req *store.Request) (result *T, changed bool, err error)) (*T, error) {
 	if id == "" {
@@ -90,7 +99,10 @@ func runRequest[T any](ctx context.Context, s *Service, req store.Request, run f
 		done, cancel := detached(ctx, 10*time.Second)
 		defer cancel()
 		var serr error
+		var open unsettled
 		switch {
+		case settled && errors.As(err, &open):
+			serr = s.store.ReleaseRequest(done, req)
 		case settled && err == nil:
 			serr = s.store.FinishRequest(done, req, store.RequestDone, v)
 		case settled && !changed:

@@ -2,7 +2,6 @@ package sandbox
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 
 	"sandboxforge/internal/backend"
@@ -12,7 +11,8 @@ import (
 
 // RestoreInstance makes an instance that begins in a snapshot and returns when
 // its guest answers. When it fails or is cancelled before, nothing is left of
-// it.
+// it. A repeat that fails while it looks for what an earlier call made leaves
+// that as it is, for the next repeat.
 func (s *Service) RestoreInstance(ctx context.Context, r RestoreInstanceRequest) (*CreateInstanceResult, error) {
 	id := r.RequestID
 	r.RequestID = ""
@@ -24,7 +24,7 @@ func (s *Service) RestoreInstance(ctx context.Context, r RestoreInstanceRequest)
 func (s *Service) restoreInstance(ctx context.Context, r RestoreInstanceRequest, req *store.Request) (*CreateInstanceResult, bool, error) {
 	began := s.now()
 	if req != nil && req.InstanceID != "" {
-		if res, err := s.resumeChild(ctx, req.InstanceID, req); res != nil || err != nil {
+		if res, err := s.resumeRestore(ctx, req); res != nil || err != nil {
 			return res, true, err
 		}
 	}
@@ -73,8 +73,7 @@ func (s *Service) restoreInstance(ctx context.Context, r RestoreInstanceRequest,
 	lease, err = s.bringUpChild(ctx, sel, sn, lease, timings)
 	s.record(ctx, "restore_instance", lease.InstanceID, "", err, map[string]any{"snapshot_id": sn.SnapshotID, "timings_ms": timings})
 	if err != nil {
-		s.undoCreate(ctx, lease, err)
-		return nil, false, fault.From(err)
+		return nil, false, notRemoved(fault.From(err), remnant{lease.InstanceID, s.undoCreate(ctx, lease, err)})
 	}
 	timings["total"] = s.now().Sub(began).Milliseconds()
 	return s.childResult(sel, sn, lease, timings), true, nil
@@ -88,40 +87,26 @@ func (s *Service) childResult(sel Selected, sn store.Snapshot, l store.Lease, ti
 	return out
 }
 
-// resumeChild goes on where a server died that was making an instance which
-// begins in a snapshot. It returns nothing if that has to be made anew.
-func (s *Service) resumeChild(ctx context.Context, id string, req *store.Request) (*CreateInstanceResult, error) {
-	l, err := s.store.Lease(ctx, id)
-	if fault.Is(err, fault.InstanceNotFound) {
-		return nil, nil
-	}
-	if err != nil {
+// resumeRestore goes on where a server died that was working on the same
+// request. It returns nothing if the instance has to be made anew.
+func (s *Service) resumeRestore(ctx context.Context, req *store.Request) (*CreateInstanceResult, error) {
+	l, runs, err := s.revisitBound(ctx, req)
+	if err != nil || !runs {
 		return nil, err
 	}
-	if l.Status == store.Running {
-		if _, _, lerr := s.live(ctx, id); lerr == nil {
-			sel, err := s.backends.ByName(l.Backend)
-			if err != nil {
-				return nil, err
-			}
-			sn, err := s.store.Snapshot(ctx, l.ParentSnapshot)
-			if err != nil {
-				return nil, err
-			}
-			timings := map[string]int64{}
-			_ = json.Unmarshal(l.Timings, &timings) // written by bringUp
-			return s.childResult(sel, sn, l, timings), nil
-		}
-		if l, err = s.store.Lease(ctx, id); err != nil {
-			return nil, err
-		}
+	sn, err := s.store.Snapshot(ctx, l.ParentSnapshot)
+	if err != nil {
+		return nil, unsettled{err}
 	}
-	if l.Status.Terminal() && l.EndReason != reasonAbandoned && l.EndReason != reasonCreateFailed {
-		// It ran, and was ended since: another one is not what was asked for.
-		return nil, req.UnknownFault()
+	return s.resumedChild(sn, l)
+}
+
+// resumedChild is the result for an instance that an earlier call brought up in
+// a snapshot.
+func (s *Service) resumedChild(sn store.Snapshot, l store.Lease) (*CreateInstanceResult, error) {
+	sel, err := s.backends.ByName(l.Backend)
+	if err != nil {
+		return nil, unsettled{err}
 	}
-	work, cancel := detached(ctx, undoTimeout)
-	defer cancel()
-	_, err = s.teardown(work, l, store.Destroying, reasonAbandoned, 0)
-	return nil, err
+	return s.childResult(sel, sn, l, recordedTimings(l)), nil
 }

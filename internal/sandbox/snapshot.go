@@ -46,7 +46,9 @@ func syncDir(snapshot string) string { return filepath.Join(snapshot, "sync") }
 // SnapshotInstance saves the whole state of an instance, memory included, and
 // returns when it is complete. The instance stands still for a moment and goes
 // on. A failed or cancelled call leaves no snapshot; once the state is being
-// written, the write is finished behind a cancelled call and then removed.
+// written, the write is finished behind a cancelled call and then removed. A
+// repeat that fails while it looks for what an earlier call made leaves that as
+// it is, for the next repeat.
 func (s *Service) SnapshotInstance(ctx context.Context, r SnapshotInstanceRequest) (*SnapshotInstanceResult, error) {
 	id := r.RequestID
 	r.RequestID = ""
@@ -61,11 +63,8 @@ func (s *Service) snapshotInstance(ctx context.Context, r SnapshotInstanceReques
 		return nil, false, err
 	}
 	if req != nil && req.SnapshotID != "" {
-		if sn, err := s.store.Snapshot(ctx, req.SnapshotID); err == nil && sn.Status == store.SnapshotReady {
-			return s.snapshotResult(ctx, sn, map[string]int64{})
-		}
-		if err := s.clearAttempt(ctx, req.SnapshotID); err != nil {
-			return nil, true, err
+		if res, err := s.resumeSnapshot(ctx, req); res != nil || err != nil {
+			return res, true, err
 		}
 	}
 	l, _, err := s.saveable(ctx, r.InstanceID)
@@ -81,20 +80,52 @@ func (s *Service) snapshotInstance(ctx context.Context, r SnapshotInstanceReques
 	defer done()
 	timings := map[string]int64{"checks": s.now().Sub(began).Milliseconds()}
 	sn, err = s.save(ctx, sn, l)
+	if err == nil {
+		report(ctx, Progress{Stage: "saved", Message: sn.SnapshotID + " is ready"})
+		if ctx.Err() != nil {
+			s.discard(ctx, sn)
+			err = fault.Wrap(context.Cause(ctx), fault.Cancelled, "snapshot_instance was cancelled and its snapshot removed")
+		}
+	}
 	s.record(ctx, "snapshot_instance", l.InstanceID, "", err, map[string]any{"snapshot_id": sn.SnapshotID, "pause_us": sn.Pause.Microseconds()})
 	if err != nil {
 		return nil, false, err
 	}
 	timings["total"] = s.now().Sub(began).Milliseconds()
-	return s.snapshotResult(ctx, sn, timings)
+	return snapshotResult(sn, nil, timings), true, nil
 }
 
-func (s *Service) snapshotResult(ctx context.Context, sn store.Snapshot, timings map[string]int64) (*SnapshotInstanceResult, bool, error) {
-	children, err := s.children(ctx)
-	if err != nil {
-		return nil, true, err
+func snapshotResult(sn store.Snapshot, children map[string][]string, timings map[string]int64) *SnapshotInstanceResult {
+	return &SnapshotInstanceResult{Snapshot: snapshotView(sn, children), TimingsMS: timings}
+}
+
+// resumeSnapshot goes on where a server died that was working on the same
+// request. It returns nothing if the snapshot has to be made anew: what was ready
+// once and was deleted since is not.
+func (s *Service) resumeSnapshot(ctx context.Context, req *store.Request) (*SnapshotInstanceResult, error) {
+	sn, err := s.store.Snapshot(ctx, req.SnapshotID)
+	switch {
+	case fault.Is(err, fault.SnapshotNotFound), err == nil && sn.Status == store.SnapshotDeleting:
+		// Reconciliation may just have removed one that was never ready: then
+		// the request does not know it any more.
+		now, _, err := s.store.BeginRequest(ctx, req.Scope, req.ID, req.Fingerprint)
+		if err != nil {
+			return nil, unsettled{err}
+		}
+		if now.SnapshotID != "" {
+			return nil, req.UnknownFault()
+		}
+		return nil, nil
+	case err != nil:
+		return nil, unsettled{err}
+	case sn.Status == store.SnapshotReady:
+		children, err := s.children(ctx)
+		if err != nil {
+			return nil, unsettled{err}
+		}
+		return snapshotResult(sn, children, map[string]int64{}), nil
 	}
-	return &SnapshotInstanceResult{Snapshot: snapshotView(sn, children), TimingsMS: timings}, true, nil
+	return nil, s.clearAttempt(ctx, sn.SnapshotID)
 }
 
 func checkSnapshotText(name, description string) error {
@@ -187,7 +218,7 @@ func (s *Service) save(ctx context.Context, sn store.Snapshot, l store.Lease) (s
 		work, cancel := detached(ctx, saveTimeout)
 		defer cancel()
 		var o outcome
-		if o.sn, o.err = s.write(work, sn, l); o.err != nil {
+		if o.sn, o.err = s.write(work, sn, l, ctx.Err); o.err != nil {
 			s.discard(work, sn)
 		}
 		select {
@@ -206,8 +237,9 @@ func (s *Service) save(ctx context.Context, sn store.Snapshot, l store.Lease) (s
 	}
 }
 
-// write makes the files of a snapshot.
-func (s *Service) write(ctx context.Context, sn store.Snapshot, l store.Lease) (store.Snapshot, error) {
+// write makes the files of a snapshot. It begins no step that costs the guest
+// time, or the host's disk work, once unwanted returns an error.
+func (s *Service) write(ctx context.Context, sn store.Snapshot, l store.Lease, unwanted func() error) (store.Snapshot, error) {
 	err := os.MkdirAll(sn.Dir, 0o700)
 	if err == nil {
 		// Before the state: a manifest may be older than its guest, never newer.
@@ -221,9 +253,15 @@ func (s *Service) write(ctx context.Context, sn store.Snapshot, l store.Lease) (
 	if err != nil {
 		return sn, s.unreachable(ctx, l, err)
 	}
+	if err := unwanted(); err != nil {
+		return sn, err
+	}
 	st, err := c.Save(ctx, stateDir(sn.Dir), false)
 	if err != nil {
 		return sn, s.saveFault(ctx, l, err)
+	}
+	if err := unwanted(); err != nil {
+		return sn, err
 	}
 	if sn.Kind == store.SnapshotKept {
 		if err := s.makeLast(ctx, sn); err != nil {
@@ -253,6 +291,14 @@ func (s *Service) makeLast(ctx context.Context, sn store.Snapshot) error {
 		return err
 	}
 	err = keeper.SettleState(ctx, stateDir(sn.Dir))
+	if err == nil {
+		err = workspace.SettleManifests(syncDir(sn.Dir))
+	}
+	for _, dir := range []string{sn.Dir, s.snapDir, filepath.Dir(s.snapDir)} {
+		if err == nil {
+			err = flushDir(dir)
+		}
+	}
 	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
 		return fault.Wrap(err, fault.InsufficientDisk, "no space on the host for snapshot %s", sn.SnapshotID).
 			Next("free space, or delete_snapshot what is no longer needed (list_snapshots shows sizes)")
@@ -261,16 +307,24 @@ func (s *Service) makeLast(ctx context.Context, sn store.Snapshot) error {
 }
 
 // saveFault says what became of a save that failed: its supervisor may have died
-// of it.
+// of it. One that took too long goes on in the supervisor.
 func (s *Service) saveFault(ctx context.Context, l store.Lease, err error) error {
 	s.links.drop(l.BackendInstanceName)
-	c, derr := supervisor.Dial(ctx, s.runDir, l.BackendInstanceName)
+	if ctx.Err() != nil {
+		return fault.Wrap(err, fault.BackendCommandFailed, "the state of %s was not saved within %v", l.InstanceID, saveTimeout).
+			Because("the host's disk is slow, or busy with others").
+			Next("repeat the call when the host is less busy").
+			With("instance_id", l.InstanceID)
+	}
+	probe, cancel := detached(ctx, 30*time.Second)
+	defer cancel()
+	c, derr := supervisor.Dial(probe, s.runDir, l.BackendInstanceName)
 	if derr != nil {
-		return s.unreachable(ctx, l, derr)
+		return s.unreachable(probe, l, derr)
 	}
 	s.links.put(l.BackendInstanceName, c)
 	if errors.Is(err, supervisor.ErrEnded) {
-		return s.unreachable(ctx, l, err)
+		return s.unreachable(probe, l, err)
 	}
 	return err
 }

@@ -431,7 +431,8 @@ func TestStrayFiles(t *testing.T) {
 	}
 }
 
-// TestRestoreAfterACrash: a repeat finds what the dead server made.
+// TestRestoreAfterACrash: a repeat makes anew what the dead server had only
+// begun. What it had finished is TestARepeatFindsWhatRuns.
 func TestRestoreAfterACrash(t *testing.T) {
 	l := newLab(t)
 	src := l.create()
@@ -450,7 +451,7 @@ func TestRestoreAfterACrash(t *testing.T) {
 		t.Fatalf("%+v %v, active %v", in, err, l.active())
 	}
 	l.destroy(in.InstanceID)
-	// And a snapshot whose server died after it was made.
+	// And a snapshot whose server died while its state was being written.
 	s := SnapshotInstanceRequest{InstanceID: src.InstanceID, RequestID: "s"}
 	reached, release = l.hold("save")
 	cmd, _ = l.server(labOrder{Snap: &s})

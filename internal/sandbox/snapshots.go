@@ -211,32 +211,6 @@ func (s *Service) releaseFork(ctx context.Context, id string) {
 	}
 }
 
-// clearAttempt removes what a server left that died while it made a snapshot or
-// a fork for a request that is now made anew.
-func (s *Service) clearAttempt(ctx context.Context, id string) error {
-	work, cancel := detached(ctx, undoTimeout)
-	defer cancel()
-	leases, err := s.store.Leases(work, store.LeaseFilter{ParentSnapshot: id})
-	if err != nil {
-		return err
-	}
-	for _, l := range leases {
-		if _, err := s.teardown(work, l, store.Destroying, reasonAbandoned, 0); err != nil {
-			return err
-		}
-	}
-	sn, err := s.store.Snapshot(work, id)
-	if err == nil {
-		if err = s.waitSaved(work, sn); err == nil {
-			err = s.removeSnapshot(work, sn)
-		}
-	}
-	if fault.Is(err, fault.SnapshotNotFound) {
-		return nil
-	}
-	return err
-}
-
 // stillSaving reports whether the supervisor of a snapshot's source writes a
 // state: it finishes that also when the server that asked for it has died.
 func (s *Service) stillSaving(ctx context.Context, sn store.Snapshot) bool {
@@ -253,8 +227,15 @@ func (s *Service) stillSaving(ctx context.Context, sn store.Snapshot) bool {
 	return err != nil || st.Stage == supervisor.StageSaving
 }
 
+// waitSaved returns when the supervisor of a snapshot's source writes no state
+// any more, or, with a fault, after saveTimeout or with ctx.
 func (s *Service) waitSaved(ctx context.Context, sn store.Snapshot) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, saveTimeout, fault.New(fault.RuntimeNotReady, "the state of %s is still being written", sn.InstanceID).
+		Because("an earlier call's save goes on in its supervisor").
+		Next("repeat the call in a while"))
+	defer cancel()
 	for sn.Status == store.SnapshotCreating && s.stillSaving(ctx, sn) {
+		report(ctx, Progress{Stage: "waiting", Message: "an earlier call's save of " + sn.InstanceID + " is still being written"})
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)

@@ -47,7 +47,7 @@ func (s *Service) startTask(ctx context.Context, c commandSpec, req *store.Reque
 		// A process that died had begun this very start: what was started is
 		// never started again.
 		if task, err = s.store.Task(ctx, req.TaskID); err != nil {
-			return nil, true, err
+			return nil, true, unsettled{err}
 		}
 		if !task.StartedAt.IsZero() {
 			return startResult(task), true, nil
@@ -61,8 +61,11 @@ func (s *Service) startTask(ctx context.Context, c commandSpec, req *store.Reque
 		}
 	}
 	l, g, err := s.bound(ctx, c.instanceID)
+	if err != nil && again {
+		return nil, true, unsettled{err}
+	}
 	if err != nil {
-		return nil, again, err
+		return nil, false, err
 	}
 	if !again {
 		task, err = s.store.InsertTask(ctx, store.NewTask{

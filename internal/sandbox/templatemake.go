@@ -21,11 +21,6 @@ import (
 // templateAttempts is how often the making of a template is tried.
 const templateAttempts = 2
 
-// idleLimit bounds the wait for idleness; a guest that is still busy then is
-// saved as it is. On an idle host it takes four to six seconds; on a busy one a
-// guest's share of its processors looks busy whatever it does.
-const idleLimit = 20 * time.Second
-
 // Bounds of the making of a template, beyond its boot; tests shorten these.
 var (
 	settleLimit = dockerWait + 2*time.Minute // Docker, then idleness
@@ -153,23 +148,6 @@ func (s *Service) withPassingVM(ctx context.Context, sel Selected, spec backend.
 	return err
 }
 
-// idleScript ends with 0 when the guest has been idle for a second and a half,
-// and with 1 when it is not within its limit, in half seconds. Each look costs
-// an emulated guest some hundredths of its processors.
-const idleScript = `
-look() { read -r _ u n s i w q o t _ </proc/stat; echo $((u+n+s+w+q+o+t)) $((u+n+s+w+q+o+t+i)); }
-quiet=0 left=%d
-set -- $(look)
-while [ $left -gt 0 ]; do
-	sleep 0.5
-	b=$1 a=$2; set -- $(look)
-	if [ $((($1-b)*100)) -le $((($2-a)*10)) ]; then quiet=$((quiet+1)); else quiet=0; fi
-	[ $quiet -ge 3 ] && exit 0
-	left=$((left-1))
-done
-exit 1
-`
-
 // cleanScript removes what must not be in a clone: traces of what was run to
 // make the template, and what is a single machine's.
 const cleanScript = `
@@ -215,9 +193,6 @@ func (s *Service) makeReady(ctx context.Context, g *guest.Client, p preparation)
 		// As an agent's first commands run: its shell, and what it calls.
 		{command: "true; command -v docker >/dev/null && docker version >/dev/null; command -v git >/dev/null && git --version >/dev/null; true", mayFail: true, says: "running the usual programs once"},
 		{command: cleanScript, user: "root", mayFail: true},
-		{command: fmt.Sprintf(idleScript, int(idleLimit.Seconds()*2)), user: "root", mayFail: true,
-			says: fmt.Sprintf("letting the guest come to rest, %s at most", idleLimit)},
-		{command: "sync", user: "root"},
 	} {
 		if step.says != "" {
 			report(ctx, Progress{Stage: "template", Message: step.says})
@@ -236,6 +211,13 @@ func (s *Service) makeReady(ctx context.Context, g *guest.Client, p preparation)
 		if err := g.Forget(ctx, id); err != nil {
 			return false, err
 		}
+	}
+	report(ctx, Progress{Stage: "template", Message: fmt.Sprintf("letting the guest come to rest, %s at most", idleLimit)})
+	if err := awaitIdle(ctx, g); err != nil {
+		if ctx.Err() != nil {
+			return false, err
+		}
+		s.log.Info("a template is saved although its guest does not come to rest", "reason", err)
 	}
 	return withDocker, nil
 }

@@ -81,10 +81,11 @@ func (p Place) Start(ctx context.Context, s Service, known Known) (Running, erro
 		return Running{}, err
 	}
 	r := Running{Service: s}
+	var c docker.ContainerDetail
 	// Another process may do the same at the same time: then its container is
 	// found on the second look.
 	for try := 1; ; try++ {
-		c, err := p.Engine.Container(ctx, s.Container)
+		c, err = p.Engine.Container(ctx, s.Container)
 		switch {
 		case errors.Is(err, docker.ErrNotFound):
 			r.Password = s.Password
@@ -99,6 +100,9 @@ func (p Place) Start(ctx context.Context, s Service, known Known) (Running, erro
 			}
 			if err != nil {
 				return r, p.fault(ctx, s, err, "the container %s of %s cannot be made", s.Container, s.Name)
+			}
+			if c, err = p.Engine.Container(ctx, s.Container); err != nil {
+				return r, p.fault(ctx, s, err, "the container %s cannot be looked at", s.Container)
 			}
 			r.Status = StatusCreated
 		case err != nil:
@@ -127,7 +131,7 @@ func (p Place) Start(ctx context.Context, s Service, known Known) (Running, erro
 		}
 		break
 	}
-	if err := p.run(ctx, &r); err != nil {
+	if err := p.run(ctx, &r, c); err != nil {
 		return r, err
 	}
 	r.passwords = []string{r.Password}
@@ -217,20 +221,23 @@ func (p Place) address(ctx context.Context, s Service) (string, error) {
 	return "", nil
 }
 
-// run starts the container and finds its address.
-func (p Place) run(ctx context.Context, r *Running) error {
-	c, err := p.Engine.Container(ctx, r.Container)
-	if err == nil && !slices.Contains(c.Networks, p.Network.Name) {
+// run has the container c run on the network, and finds its address there.
+func (p Place) run(ctx context.Context, r *Running, c docker.ContainerDetail) error {
+	var err error
+	connected := slices.Contains(c.Networks, p.Network.Name)
+	if !connected {
 		var address string
 		if address, err = p.address(ctx, r.Service); err == nil {
 			err = p.Engine.ConnectNetwork(ctx, p.Network.Name, r.Container, address)
 		}
 	}
-	if err == nil && !c.Running() {
-		err = p.Engine.StartContainer(ctx, r.Container)
-	}
-	if err == nil {
-		c, err = p.Engine.Container(ctx, r.Container)
+	if !connected || !c.Running() {
+		if err == nil && !c.Running() {
+			err = p.Engine.StartContainer(ctx, r.Container)
+		}
+		if err == nil {
+			c, err = p.Engine.Container(ctx, r.Container)
+		}
 	}
 	if err != nil {
 		return p.fault(ctx, r.Service, err, "the container %s of %s cannot be started", r.Container, r.Name)

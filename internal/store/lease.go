@@ -65,7 +65,7 @@ type Lease struct {
 	DockerCommand string
 	RemotePath    string // where the workspace was synced to in the guest
 	AutoBootstrap bool
-	RequestID     string
+	RequestID     string // of the call that asked for it, fork_instance's too
 
 	ParentSnapshot string // in which the VM began, "" for none
 	ParentInstance string // of which that snapshot was made

@@ -56,9 +56,10 @@ const (
 	InProgress
 	// Finished: Result is the result of the first call, State says which kind.
 	Finished
-	// OwnerDied: the process that ran it died before it ended. Nobody knows
-	// how far it came beyond InstanceID and TaskID: TakeOverRequest, then look
-	// at those and finish the request, if only with UnknownFault.
+	// OwnerDied: the process that ran it died before it ended, or one that
+	// took it over gave it up (ReleaseRequest). Nobody knows how far it came
+	// beyond InstanceID, TaskID and SnapshotID: TakeOverRequest, then look at
+	// those and finish the request, if only with UnknownFault.
 	OwnerDied
 )
 
@@ -188,6 +189,17 @@ func (s *Store) ForgetRequest(ctx context.Context, r Request) error {
 	return s.endRequest(ctx, r, sqlForgetRequest, r.Scope, r.ID, r.attempt)
 }
 
+// ReleaseRequest gives a pending request up that this process holds: nobody
+// does then, and the next repetition finds OwnerDied. It is for one that was
+// taken over and whose outcome cannot be told now, but may be later. If another
+// process has taken the request over, it is ErrConflict.
+func (s *Store) ReleaseRequest(ctx context.Context, r Request) error {
+	if !r.tracked() {
+		return nil
+	}
+	return s.endRequest(ctx, r, sqlReleaseRequest, r.Scope, r.ID, r.attempt)
+}
+
 func (s *Store) endRequest(ctx context.Context, r Request, query string, args ...any) error {
 	return s.write(ctx, "ending a request", func(ctx context.Context, tx *sql.Tx) error {
 		res, err := tx.ExecContext(ctx, query, args...)
@@ -207,7 +219,7 @@ func (s *Store) endRequest(ctx context.Context, r Request, query string, args ..
 // what it had made.
 func (r Request) UnknownFault() error {
 	e := fault.New(fault.OutcomeUnknown, "it is not known how %s with request_id %q ended", r.Scope, r.ID).
-		Because("the server process that ran it (pid %d) died before it recorded a result", r.Holder.PID).
+		Because("the server process that ran it died before it recorded a result").
 		With("request_id", r.ID)
 	switch {
 	case r.TaskID != "":

@@ -25,6 +25,12 @@ const sqlBindRequest = `UPDATE requests SET instance_id = ?4, task_id = ?5` + mi
 
 const sqlBindSnapshot = `UPDATE requests SET snapshot_id = ?4` + mine + ` RETURNING ` + requestColumns
 
+// What a snapshot that was never ready leaves of it in a request that is open.
+const sqlUnbindSnapshot = `UPDATE requests SET snapshot_id = '' WHERE snapshot_id = ? AND state = 'pending'`
+
+// The process of id 0 is nobody's.
+const sqlReleaseRequest = `UPDATE requests SET holder_session = '', holder_pid = 0, holder_boot = '', holder_start = ''` + mine
+
 const sqlFinishRequest = `UPDATE requests SET state = ?4, result = ?5, finished_at = ?6` + mine
 
 const sqlForgetRequest = `DELETE FROM requests` + mine

@@ -131,6 +131,42 @@ func TestTakeOver(t *testing.T) {
 	}
 }
 
+// TestReleasedRequest: one that its holder gave up waits for whoever comes next,
+// and what it had made stays known.
+func TestReleasedRequest(t *testing.T) {
+	s, _ := open(t)
+	r, _ := begin(t, s, "r", "f")
+	n := newLease(s)
+	n.Request = &r
+	l, err := s.Admit(t.Context(), n, Limits{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.ReleaseRequest(t.Context(), r); err != nil {
+		t.Fatal(err)
+	}
+	seen, o := begin(t, s, "r", "f")
+	if o != OwnerDied || seen.InstanceID != l.InstanceID {
+		t.Fatalf("%v %+v", o, seen)
+	}
+	mine, err := s.TakeOverRequest(t.Context(), seen)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, o := begin(t, s, "r", "f"); o != InProgress {
+		t.Errorf("taken over again: %v", o)
+	}
+	if err := s.ReleaseRequest(t.Context(), r); !errors.Is(err, ErrConflict) {
+		t.Errorf("given up by who does not hold it: %v", err)
+	}
+	if err := s.FinishRequest(t.Context(), mine, RequestDone, 1); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.ReleaseRequest(t.Context(), Request{}); err != nil {
+		t.Errorf("without an id: %v", err)
+	}
+}
+
 func TestFingerprint(t *testing.T) {
 	type p struct {
 		B int    `json:"b"`

@@ -31,8 +31,10 @@ const (
 //	creating → deleting
 //	deleting → ready, if the removal was refused and changed nothing
 //
-// There is a directory only while there is a row; a row that is not ready may
-// have none, or half of one.
+// The row is written before the directory and goes after it, with one exception:
+// a disk on which others build stays, in a directory without a row, until the
+// last of them is gone. A row that is not ready may have no directory, or half
+// of one.
 type SnapshotStatus string
 
 // The statuses.
@@ -111,7 +113,7 @@ type NewSnapshot struct {
 	// ReservedBytes is what the state may take of the host's disk.
 	ReservedBytes int64
 	// Request, if it has an id, learns the snapshot's id in the same
-	// transaction.
+	// transaction, and forgets it if the snapshot never becomes ready.
 	Request *Request
 }
 
@@ -151,6 +153,7 @@ func (s *Store) BeginSnapshot(ctx context.Context, n NewSnapshot, lim SnapshotLi
 			all := children(sn)
 			for i := range all {
 				all[i].ParentSnapshot = sn.SnapshotID
+				all[i].Request = n.Request
 			}
 			if leases, err = s.admitAll(ctx, tx, all, source.InstanceID, leaseLim); err != nil {
 				return err
@@ -248,6 +251,10 @@ type Saved struct {
 // the error is a fault INVALID_ARGUMENT that wraps ErrSnapshotInUse and names
 // the instances. One that is not ready is nobody's: then the leases of its
 // children are in the way of nothing.
+//
+// On the way from creating to deleting an open request forgets the snapshot, as
+// it was never its result. One that names a snapshot which is gone has therefore
+// had it.
 func (s *Store) MoveSnapshot(ctx context.Context, id string, generation int64, to SnapshotStatus, saved *Saved) (Snapshot, error) {
 	var sn Snapshot
 	err := s.write(ctx, "changing a snapshot", func(ctx context.Context, tx *sql.Tx) error {
@@ -266,6 +273,11 @@ func (s *Store) MoveSnapshot(ctx context.Context, id string, generation int64, t
 			}
 			if len(children) > 0 {
 				return snapshotInUse(before, children)
+			}
+		}
+		if before.Status == SnapshotCreating && to == SnapshotDeleting {
+			if _, err := tx.ExecContext(ctx, sqlUnbindSnapshot, id); err != nil {
+				return err
 			}
 		}
 		if saved == nil {

@@ -2,6 +2,7 @@ package store
 
 import (
 	"errors"
+	"fmt"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -233,7 +234,7 @@ func TestForksAreAdmittedTogether(t *testing.T) {
 		t.Fatalf("%+v %+v %v", sn, children, err)
 	}
 	for _, c := range children {
-		if c.Status != Creating || c.ParentSnapshot != sn.SnapshotID || c.ParentInstance != l.InstanceID {
+		if c.Status != Creating || c.ParentSnapshot != sn.SnapshotID || c.ParentInstance != l.InstanceID || c.RequestID != "r1" {
 			t.Errorf("%+v", c)
 		}
 	}
@@ -242,6 +243,33 @@ func TestForksAreAdmittedTogether(t *testing.T) {
 	}
 	// What failed is nobody's, although its children's leases still end.
 	moveSnapshot(t, s, sn, SnapshotDeleting, nil)
+}
+
+// TestARequestKeepsASnapshotThatItHad: one that was ready stays known to the
+// request when it is gone, one that never was does not.
+func TestARequestKeepsASnapshotThatItHad(t *testing.T) {
+	s, _ := open(t)
+	l := leaseIn(t, s, Running)
+	for _, ready := range []bool{false, true} {
+		r, _, err := s.BeginRequest(t.Context(), "snapshot_instance", fmt.Sprint(ready), "f")
+		if err != nil {
+			t.Fatal(err)
+		}
+		n := snapshotOf(l)
+		n.Request = &r
+		sn, _ := beginSnapshot(t, s, n)
+		want := ""
+		if ready {
+			sn, want = moveSnapshot(t, s, sn, SnapshotReady, &Saved{}), sn.SnapshotID
+		}
+		sn = moveSnapshot(t, s, sn, SnapshotDeleting, nil)
+		if err := s.EndSnapshot(t.Context(), sn.SnapshotID, sn.Generation); err != nil {
+			t.Fatal(err)
+		}
+		if now, o, err := s.BeginRequest(t.Context(), "snapshot_instance", fmt.Sprint(ready), "f"); err != nil || o != InProgress || now.SnapshotID != want {
+			t.Errorf("ready %v: %v %+v %v", ready, o, now, err)
+		}
+	}
 }
 
 // TestTheLimitsOfSnapshots count what is being made with what it may take.

@@ -133,8 +133,8 @@ func (s *Store) Path() string { return s.path }
 // Owner is the process that opened this store.
 func (s *Store) Owner() Owner { return s.self }
 
-// Alive reports whether an owner still lives.
-func (s *Store) Alive(o Owner) bool { return o.samePlace(s.self) || s.alive(o) }
+// Alive reports whether an owner still lives. The zero Owner, nobody, does not.
+func (s *Store) Alive(o Owner) bool { return o.samePlace(s.self) || o.PID != 0 && s.alive(o) }
 
 // dsn is the driver's data source name. Its own busy timeout is short, since
 // begin waits longer by itself and can be cancelled.

@@ -52,7 +52,8 @@ func ForgetManifests(dir string) error {
 // CopyManifests copies all manifests below one directory to another, which is
 // made. A guest that is a copy of another, taken afterwards, can then be synced
 // as if its syncs had been its own: a manifest that is older than its guest is
-// like one of a sync that was interrupted. A missing source is success.
+// like one of a sync that was interrupted. A missing source is success. The
+// copies are lost when the host crashes, unless SettleManifests was called.
 func CopyManifests(from, to string) error {
 	list, err := filepath.Glob(filepath.Join(from, "*.manifest"))
 	if err != nil || len(list) == 0 {
@@ -74,6 +75,26 @@ func CopyManifests(from, to string) error {
 		}
 	}
 	return nil
+}
+
+// SettleManifests has all manifests below dir, and their names, written to the
+// disk: a copy that is to outlive the host's boot would else be empty after a
+// crash, which counts as none. A missing directory is success.
+func SettleManifests(dir string) error {
+	list, err := filepath.Glob(filepath.Join(dir, "*.manifest"))
+	if err != nil || len(list) == 0 {
+		return err
+	}
+	for _, p := range list {
+		f, err := os.OpenFile(p, os.O_RDWR, 0)
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(f.Sync(), f.Close()); err != nil {
+			return err
+		}
+	}
+	return syncDir(dir)
 }
 
 func loadManifest(path string) map[string]*Ancestor {

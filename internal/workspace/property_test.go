@@ -4,7 +4,9 @@ package workspace
 
 import (
 	"crypto/sha256"
+	"errors"
 	"fmt"
+	"io/fs"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -22,6 +24,31 @@ func checksummed(data []byte) []byte {
 	body := data[:len(data)-sha256.Size]
 	sum := sha256.Sum256(body)
 	return append(slices.Clone(body), sum[:]...)
+}
+
+// TestSettledManifests: each one is asked of the disk, and one that cannot be
+// written there is an error.
+func TestSettledManifests(t *testing.T) {
+	dir := t.TempDir()
+	for _, d := range []string{dir, filepath.Join(dir, "missing")} {
+		if err := SettleManifests(d); err != nil {
+			t.Error(err)
+		}
+	}
+	for _, name := range []string{"a.manifest", "b.manifest"} {
+		if err := os.WriteFile(filepath.Join(dir, name), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := SettleManifests(dir); err != nil {
+		t.Error(err)
+	}
+	if err := os.Symlink("nowhere", filepath.Join(dir, "c.manifest")); err != nil {
+		t.Fatal(err)
+	}
+	if err := SettleManifests(dir); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("%v", err)
+	}
 }
 
 func TestManifestRoundTrip(t *testing.T) {

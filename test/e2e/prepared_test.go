@@ -37,10 +37,7 @@ func (s *state) preparedTemplates(t testing.TB) (keys []string) {
 func TestServicesRunWhenACreateReturns(t *testing.T) {
 	st := newState(t)
 	buildStandins(t, st)
-	write(t, st.workspace, ".sandboxforge.toml", preparedConfig+allServices)
-	if out, err := st.cli("image", "warm", "--workspace", st.workspace); err != nil || !strings.Contains(string(out), "mysql, redis, postgres running") {
-		t.Fatalf("image warm: %v: %s", err, out)
-	}
+	warmServices(t, st)
 	sv := st.start(t)
 	var boxes [2]*sandbox.CreateInstanceResult
 	for i := range boxes {

@@ -35,7 +35,7 @@ func buildStandins(t testing.TB, st *state) {
 	s.once.Do(func() {
 		args := []string{"image", "build", "default", "--as", withStandins}
 		refs := standin.Names()
-		for _, name := range []string{"mysql", "postgres", "redis"} {
+		for _, name := range []string{"mysql", "postgres", "python", "redis"} {
 			ctx, cancel := contextFor(15 * time.Minute)
 			file, err := standin.Archive(ctx, imageDir, name)
 			cancel()
@@ -75,7 +75,7 @@ func withServices(t testing.TB) (*server, *sandbox.CreateInstanceResult) {
 	v := &servicesVM
 	v.once.Do(func() {
 		var st *state
-		if st, v.err = makeState("SANDBOX_TEMPLATES=plain"); v.err != nil {
+		if st, v.err = makeState(); v.err != nil {
 			return
 		}
 		closers = append(closers, func() error {
@@ -85,8 +85,11 @@ func withServices(t testing.TB) (*server, *sandbox.CreateInstanceResult) {
 			return st.close()
 		})
 		buildStandins(t, st)
-		write(t, st.workspace, ".sandboxforge.toml", allServices)
 		write(t, st.workspace, "app.txt", "app\n")
+		// To set up three servers takes minutes under emulation: the template in
+		// which they run is made once for all tests.
+		warmServices(t, st)
+		write(t, st.workspace, ".sandboxforge.toml", allServices)
 		if v.sv, v.err = st.startServer(); v.err != nil {
 			return
 		}
@@ -108,6 +111,16 @@ func withServices(t testing.TB) (*server, *sandbox.CreateInstanceResult) {
 	}
 	t.Cleanup(func() { v.sv.configure(t, allServices) })
 	return v.sv, &v.res
+}
+
+// warmServices has the workspace ask for all services, and makes the template in
+// which they run.
+func warmServices(t testing.TB, st *state) {
+	t.Helper()
+	write(t, st.workspace, ".sandboxforge.toml", preparedConfig+allServices)
+	if out, err := st.cli("image", "warm", "--workspace", st.workspace); err != nil || !strings.Contains(string(out), "mysql, redis, postgres running") {
+		t.Fatalf("image warm: %v: %s", err, out)
+	}
 }
 
 func write(t testing.TB, dir, name, text string) {
@@ -164,7 +177,7 @@ func TestServicesAnswer(t *testing.T) {
 	t.Logf("timings %v", b.TimingsMS)
 	for name, port := range map[string]int{"mysql": 3306, "redis": 6379, "postgres": 5432} {
 		s, r := b.Services[name], b.ServiceReadiness[name]
-		if s.Status != "created" || s.Container != "lima-"+name+"-sandbox" || s.Host != s.Container || s.Port != port || !r.Ready || r.Attempts == 0 {
+		if s.Status != "running" || s.Container != "lima-"+name+"-sandbox" || s.Host != s.Container || s.Port != port || !r.Ready || r.Attempts == 0 {
 			t.Errorf("%s: %+v %+v", name, s, r)
 		}
 	}
@@ -613,7 +626,7 @@ func TestPreloadedImagesAfterAColdBoot(t *testing.T) {
 	if err := json.Unmarshal(text, &info); err != nil {
 		t.Fatal(err)
 	}
-	if len(info.Manifest.ContainerImages) != 3 || !info.Current {
+	if len(info.Manifest.ContainerImages) != len(standin.Names()) || !info.Current {
 		t.Errorf("the image: %s", text)
 	}
 	for _, c := range info.Manifest.ContainerImages {

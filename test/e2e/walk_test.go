@@ -4,16 +4,13 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"sandboxforge/internal/sandbox"
-	"sandboxforge/internal/standin"
 )
 
 // walkCall is a tool call as an example's README shows it: on a line of its own,
@@ -129,39 +126,19 @@ func has(parts ...string) func(*walk, json.RawMessage) error {
 	})
 }
 
-// forSample is the name of the image that has stand-ins for all that the sample
-// workspace pulls.
-const forSample = "e2e-sample"
-
 // TestSampleWalk makes the calls of the sample workspace's README on a VM that
 // has these, word for word.
 func TestSampleWalk(t *testing.T) {
 	// The template with services, which prepare_workspace would have made in the
 	// background, is another test's.
 	st := newState(t, "SANDBOX_TEMPLATES=plain")
-	args := []string{"image", "build", "default", "--as", forSample}
-	for _, name := range []string{"mysql", "python", "redis"} {
-		ctx, cancel := contextFor(15 * time.Minute)
-		file, err := standin.Archive(ctx, imageDir, name)
-		cancel()
-		if err != nil {
-			t.Fatal(err)
-		}
-		args = append(args, "--load", standin.Names()[name]+"="+file)
-	}
-	ctx, cancel := contextFor(15 * time.Minute)
-	defer cancel()
-	build := exec.CommandContext(ctx, filepath.Join(binDir, "sandboxforge"), args...)
-	build.Env = st.env
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
+	buildStandins(t, st)
 	sample := filepath.Join(repo, "examples", "sample-workspace")
 	if err := os.CopyFS(st.workspace, os.DirFS(sample)); err != nil {
 		t.Fatal(err)
 	}
 	// The operator's file, so that the calls can stay as they are.
-	write(t, filepath.Dir(st.home), ".config/sandboxforge-mcp/config.toml", "[vm]\nimage = \""+forSample+"\"\n")
+	write(t, filepath.Dir(st.home), ".config/sandboxforge-mcp/config.toml", "[vm]\nimage = \""+withStandins+"\"\n")
 	sv := st.start(t)
 	var built string
 	sv.walk(t, sample, []walkStep{
