@@ -18,7 +18,7 @@ import (
 )
 
 // imageFormat is raised when what is made of an unchanged recipe changes.
-const imageFormat = 1
+const imageFormat = 2
 
 // guestInit is process 1 of the stand-in's guests: it does what cloud-init and
 // systemd do of a real one, as far as an ssh login needs it.
@@ -122,7 +122,9 @@ func addUser(ctx context.Context, dir string) error {
 			return err
 		}
 		defer os.Remove(scratch)
-		return debugfs(fmt.Sprintf("rm %[1]s\nwrite %[2]s %[1]s\nsif %[1]s mode 0100%[3]s\nsif %[1]s uid 0\nsif %[1]s gid 0\n", path, scratch, mode))
+		// It writes a name, and not a path.
+		return debugfs(fmt.Sprintf("cd %[1]s\nrm %[2]s\nwrite %[3]s %[2]s\nsif %[2]s mode 0100%[4]s\nsif %[2]s uid 0\nsif %[2]s gid 0\n",
+			filepath.Dir(path), filepath.Base(path), scratch, mode))
 	}
 	for _, f := range []struct{ path, mode, line string }{
 		{"/etc/passwd", "644", "lima:x:501:501::/home/lima:/bin/bash\n"},
@@ -147,8 +149,8 @@ func addUser(ctx context.Context, dir string) error {
 		}
 	}
 	return errors.Join(
-		put("/sbin/standin-init", "755", guestInit),
+		put("/usr/sbin/standin-init", "755", guestInit),
 		put("/etc/sudoers.d/lima", "440", "lima ALL=(ALL) NOPASSWD:ALL\n"),
-		debugfs("mkdir /home/lima\nmkdir /home/lima/.ssh\nrm /usr/lib/sandboxforge/agent\nrm /usr/lib/sandboxforge/shim\nrmdir /workspace\n"),
+		debugfs("cd /home\nmkdir lima\ncd lima\nmkdir .ssh\ncd /usr/lib/sandboxforge\nrm agent\nrm shim\ncd /home\nrmdir sandbox\ncd /\nrmdir workspace\n"),
 	)
 }
