@@ -21,6 +21,8 @@ func main() {
 	switch os.Args[1] {
 	case "serve":
 		os.Exit(serve(os.Args[2:]))
+	case "relay":
+		os.Exit(relay(os.Args[2:]))
 	case "init":
 		os.Exit(agent.Init(os.Args[0]))
 	case "shim":
@@ -33,7 +35,7 @@ func main() {
 }
 
 func usage() {
-	fmt.Fprintln(os.Stderr, "usage: sandboxforge-agent serve|init|shim|version")
+	fmt.Fprintln(os.Stderr, "usage: sandboxforge-agent serve|relay|init|shim|version")
 	os.Exit(2)
 }
 
@@ -49,6 +51,19 @@ func serve(args []string) int {
 	defer stop()
 	if err := agent.ServeGuest(ctx, opts); err != nil {
 		opts.Log.Error("agent ended", "error", err)
+		return 1
+	}
+	return 0
+}
+
+func relay(args []string) int {
+	fs := flag.NewFlagSet("relay", flag.ExitOnError)
+	socket := fs.String("socket", agent.SocketPath, "unix socket of a serve")
+	fs.Parse(args) //nolint:errcheck // exits on error
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt, syscall.SIGHUP)
+	defer stop()
+	if err := agent.Relay(ctx, *socket, os.Stdin, os.Stdout); err != nil {
+		fmt.Fprintln(os.Stderr, "sandboxforge-agent:", err)
 		return 1
 	}
 	return 0

@@ -4,12 +4,10 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"net"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -55,8 +53,7 @@ func ServeGuest(ctx context.Context, o ServeOptions) error {
 	}
 	var serve func() error
 	if o.Socket != "" {
-		os.Remove(o.Socket)
-		l, err := net.Listen("unix", o.Socket)
+		l, err := listenSocket(o.Socket)
 		if err != nil {
 			return err
 		}
@@ -84,21 +81,6 @@ func shimCommand(self string) []string {
 		return []string{own}
 	}
 	return []string{self, "shim"}
-}
-
-// ServeSocket serves a link on every connection of a unix socket.
-func (a *Agent) ServeSocket(ctx context.Context, l net.Listener) error {
-	stop := context.AfterFunc(ctx, func() { l.Close() })
-	defer stop()
-	var wg sync.WaitGroup
-	defer wg.Wait()
-	for {
-		c, err := l.Accept()
-		if err != nil {
-			return err
-		}
-		wg.Go(func() { a.Serve(ctx, link.NewListener(c)) }) //nolint:errcheck // its stream has ended
-	}
 }
 
 // openPort waits for the port: its driver may still be loading, and an agent

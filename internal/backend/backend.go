@@ -130,6 +130,16 @@ type Backend interface {
 	Delete(ctx context.Context, name string) error
 }
 
+// Preparer is implemented by Backends whose VMs come up sooner when something
+// was made ready for all VMs of a kind before: a disk that others are copies of.
+type Preparer interface {
+	// Prepare makes ready what Create of such a Spec then begins with; its Name
+	// and Hostname do not matter. It returns at once where that is there, waits
+	// for another process that makes it, and may boot a VM. It is never needed:
+	// after a failure Create does without. Cancelled, it leaves nothing.
+	Prepare(ctx context.Context, s Spec, p Progress) error
+}
+
 // Machine is a running VM, owned by the process that started it.
 type Machine interface {
 	// DialAgent opens the byte stream to the guest's agent port. There is one

@@ -11,6 +11,8 @@ package backends
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -20,6 +22,7 @@ import (
 	"strings"
 
 	"sandboxforge/internal/backend"
+	"sandboxforge/internal/backend/lima"
 	"sandboxforge/internal/backend/qemu"
 	"sandboxforge/internal/config"
 	"sandboxforge/internal/fault"
@@ -35,6 +38,13 @@ func init() {
 			return nil, fmt.Errorf("qemu configuration: %w", err)
 		}
 		return qemu.New(c)
+	})
+	supervisor.RegisterBackend("lima", func(raw json.RawMessage) (backend.Backend, error) {
+		var c lima.Config
+		if err := json.Unmarshal(raw, &c); err != nil {
+			return nil, fmt.Errorf("lima configuration: %w", err)
+		}
+		return lima.New(c)
 	})
 }
 
@@ -110,7 +120,9 @@ func (s *Set) ByName(name string) (sandbox.Selected, error) {
 	switch name {
 	case "qemu":
 		return s.qemu()
-	case "lima", "hyperv":
+	case "lima":
+		return s.lima()
+	case "hyperv":
 		return sandbox.Selected{}, fault.New(fault.BackendUnavailable, "the %s backend is not part of this version", name).
 			Next("use the qemu backend on Linux, or wait for a version that has %s", name)
 	}
@@ -156,6 +168,36 @@ func (s *Set) qemu() (sandbox.Selected, error) {
 		return sandbox.Selected{}, err
 	}
 	return sandbox.Selected{Backend: b, Config: raw}, nil
+}
+
+func (s *Set) lima() (sandbox.Selected, error) {
+	c := lima.Config{
+		StateDir: filepath.Join(s.settings.Home, "lima", "vms"),
+		LimaHome: s.limaHome(),
+		Accel:    s.settings.Accel,
+		Logger:   s.log,
+	}
+	raw, err := json.Marshal(c)
+	if err != nil {
+		return sandbox.Selected{}, err
+	}
+	b, err := lima.New(c)
+	if err != nil {
+		return sandbox.Selected{}, err
+	}
+	return sandbox.Selected{Backend: b, Config: raw}, nil
+}
+
+// limaHome is Lima's directory of our own: with the rest of the state, unless
+// that is too long for the sockets in it, or has a space, which ssh's own
+// configuration was not made for.
+func (s *Set) limaHome() string {
+	dir := filepath.Join(s.settings.Home, "lima", "home")
+	if len(dir) <= lima.MaxHome && !strings.Contains(dir, " ") || s.settings.UserHome == "" {
+		return dir
+	}
+	sum := sha256.Sum256([]byte(s.settings.Home))
+	return filepath.Join(s.settings.UserHome, ".sandboxforge-lima", hex.EncodeToString(sum[:3]))
 }
 
 // images lets the qemu backend find built images.

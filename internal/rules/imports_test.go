@@ -96,8 +96,13 @@ var rules = []rule{
 	},
 	{
 		from:    []string{"internal/...", "cmd/..."},
-		forbid:  []string{"sandboxforge/internal/standin"},
-		because: "stand-ins for container images are for tests alone",
+		forbid:  []string{"sandboxforge/internal/standin", "sandboxforge/internal/sshlink/sshtest"},
+		because: "stand-ins are for tests alone",
+	},
+	{
+		from:    []string{"internal/sshlink"},
+		forbid:  []string{"sandboxforge/internal/backend/...", "sandboxforge/internal/guest", "sandboxforge/internal/agent/...", "sandboxforge/internal/store", "sandboxforge/internal/sandbox", "sandboxforge/internal/supervisor", "sandboxforge/internal/config"},
+		because: "a way to a guest over ssh is the same for every hypervisor, and knows nothing of what goes over it",
 	},
 	{
 		from:    []string{"internal/envfile"},

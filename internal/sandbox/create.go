@@ -79,6 +79,9 @@ func (s *Service) createInstance(ctx context.Context, r CreateInstanceRequest, r
 		return nil, false, err
 	}
 	spec := vmSpec(res.Config.VM)
+	if err := s.prepareKind(ctx, sel, spec, timings); err != nil {
+		return nil, false, err
+	}
 	from, prepared := origin{}, false
 	if orDefault(r.AutoBootstrap, true) {
 		// Only a bootstrap gives the services' servers passwords of their own.
@@ -107,6 +110,31 @@ func (s *Service) createInstance(ctx context.Context, r CreateInstanceRequest, r
 	}
 	s.record(ctx, "create_instance", lease.InstanceID, "", nil, map[string]any{"timings_ms": timings, "start_kind": lease.StartKind, "warnings": warnings})
 	return out, true, nil
+}
+
+// prepareKind lets a backend make ready what VMs of this kind begin with, before
+// there is a lease whose time it would take. A create goes on without it, and the
+// next ones do not try again for a while.
+func (s *Service) prepareKind(ctx context.Context, sel Selected, spec backend.Spec, timings map[string]int64) error {
+	p, ok := sel.Backend.(backend.Preparer)
+	if !ok {
+		return nil
+	}
+	kind := backend.Spec{Name: sel.Backend.Name(), Arch: spec.Arch, Image: spec.Image, Template: spec.Template, VMType: spec.VMType}
+	if failed, ok := s.unprepared.Load(kind); ok && s.now().Sub(failed.(time.Time)) < templateRest {
+		return nil
+	}
+	began := s.now()
+	err := p.Prepare(ctx, spec, func(stage, message string) { report(ctx, Progress{Stage: stage, Message: message}) })
+	timings["prepare"] = s.now().Sub(began).Milliseconds()
+	switch {
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
+	case err != nil:
+		s.unprepared.Store(kind, s.now())
+		s.log.Warn("nothing was made ready for this kind of VM", "backend", kind.Name, "error", err)
+	}
+	return nil
 }
 
 // obtain returns a running VM with its lease: a ready one of the pool, or else a

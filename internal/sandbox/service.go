@@ -69,9 +69,12 @@ type Service struct {
 
 	selection selection
 	templates templates
-	pool      pool
-	sweeping  sweeping
-	preparing keyedLocks // instances whose services are being prepared
+	// unprepared: when a backend could not make ready a kind of VM, by what
+	// decides the kind.
+	unprepared sync.Map // backend.Spec to time.Time
+	pool       pool
+	sweeping   sweeping
+	preparing  keyedLocks // instances whose services are being prepared
 
 	links links
 
