@@ -1,6 +1,7 @@
 package buildcache
 
 import (
+	"fmt"
 	"reflect"
 	"slices"
 	"strings"
@@ -42,6 +43,23 @@ func TestDockerfile(t *testing.T) {
 		if !slices.Equal(f.Args, c.declared) {
 			t.Errorf("%s: arguments %q, want %q", c.name, f.Args, c.declared)
 		}
+	}
+}
+
+// TestArgumentsThatGrow: each ARG can double the one before it, which must cost
+// the host nothing; the name is then one that only Docker can tell.
+func TestArgumentsThatGrow(t *testing.T) {
+	text := "ARG A0=aaaaaaaa\n"
+	for i := range 22 {
+		text += fmt.Sprintf("ARG A%d=$A%d$A%d\n", i+1, i, i)
+	}
+	text += "FROM $A22\n"
+	if got := ParseDockerfile([]byte(text)).Images(nil); len(got) != 1 || got[0] != "$A22" {
+		t.Errorf("%d images, the first of %d bytes", len(got), len(got[0]))
+	}
+	wide := "ARG A=" + strings.Repeat("a", 4000) + "\nFROM x" + strings.Repeat("$A", 100_000)
+	if got := ParseDockerfile([]byte(wide)).Images(nil); len(got) != 1 || len(got[0]) > 200_001 {
+		t.Errorf("%d images, the first of %d bytes", len(got), len(got[0]))
 	}
 }
 

@@ -115,7 +115,10 @@ func Scan(ctx context.Context, ign *Ignore, entries []Entry, dependencies []stri
 	}
 	var c Context
 	all, deps, found := newDigest("context"), newDigest("dependencies"), false
-	for _, e := range kept {
+	for n, e := range kept {
+		if n%256 == 0 && ctx.Err() != nil {
+			return Context{}, context.Cause(ctx)
+		}
 		if e.Error != "" {
 			c.Unreadable = append(c.Unreadable, e.Path+": "+e.Error)
 		}
@@ -192,26 +195,28 @@ func matchGlob(pattern, name string) bool {
 	return matchParts(strings.Split(path.Clean(pattern), "/"), strings.Split(name, "/"))
 }
 
+// matchParts is quick for any pattern: where ** may end is noted, not tried, as
+// names come from the guest and may have thousands of parts.
 func matchParts(pattern, name []string) bool {
-	for len(pattern) > 0 {
-		if pattern[0] == "**" {
-			for len(pattern) > 1 && pattern[1] == "**" {
-				pattern = pattern[1:]
+	// at[i]: the pattern so far matches the first i parts.
+	at := make([]bool, len(name)+1)
+	at[0] = true
+	for _, p := range pattern {
+		if p == "**" {
+			for i := range name {
+				at[i+1] = at[i+1] || at[i]
 			}
-			for n := range len(name) + 1 {
-				if matchParts(pattern[1:], name[n:]) {
-					return true
-				}
+			continue
+		}
+		for i := len(name); i > 0; i-- {
+			ok := false
+			if at[i-1] {
+				m, err := path.Match(p, name[i-1])
+				ok = m && err == nil
 			}
-			return false
+			at[i] = ok
 		}
-		if len(name) == 0 {
-			return false
-		}
-		if ok, err := path.Match(pattern[0], name[0]); !ok || err != nil {
-			return false
-		}
-		pattern, name = pattern[1:], name[1:]
+		at[0] = false
 	}
-	return len(name) == 0
+	return at[len(name)]
 }

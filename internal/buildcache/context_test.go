@@ -243,6 +243,13 @@ func TestMatchGlob(t *testing.T) {
 	if matchGlob(long, strings.Repeat("a/", 20)+"c") {
 		t.Error("matched")
 	}
+	// What a workspace's configuration and a guest's paths may bring together.
+	if matchGlob("**/a/**/a/**/b", strings.Repeat("a/", 50_000)+"c") {
+		t.Error("matched")
+	}
+	if !matchGlob("**/a/**/a/**/b", strings.Repeat("a/", 50_000)+"b") {
+		t.Error("did not match")
+	}
 }
 
 // TestGitCommand holds the command against git itself.

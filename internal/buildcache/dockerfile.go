@@ -143,30 +143,46 @@ func (f Dockerfile) Images(args map[string]string) []string {
 
 var variable = regexp.MustCompile(`\$(?:([A-Za-z_][A-Za-z0-9_]*)|\{([A-Za-z_][A-Za-z0-9_]*)(?:(:?[-+])([^{}$]*))?\})`)
 
+// maxExpanded bounds what variables make of a text, in bytes: each ARG can
+// double the one before it, and no image has so long a name.
+const maxExpanded = 4 << 10
+
 // expand replaces $A, ${A}, ${A:-default} and ${A:+other}; ok is false if
-// something is not known or not understood.
+// something is not known or not understood, or becomes too long.
 func expand(s string, vars map[string]string) (out string, ok bool) {
-	ok = true
-	out = variable.ReplaceAllStringFunc(s, func(m string) string {
-		p := variable.FindStringSubmatch(m)
-		value, set := vars[p[1]+p[2]]
-		if strings.HasPrefix(p[3], ":") {
+	var b strings.Builder
+	at := 0
+	for _, m := range variable.FindAllStringSubmatchIndex(s, -1) {
+		part := func(n int) string {
+			if m[2*n] < 0 {
+				return ""
+			}
+			return s[m[2*n]:m[2*n+1]]
+		}
+		value, set := vars[part(1)+part(2)]
+		op, other := part(3), part(4)
+		if strings.HasPrefix(op, ":") {
 			set = value != ""
 		}
 		switch {
-		case strings.HasSuffix(p[3], "-") && !set:
-			return p[4]
-		case strings.HasSuffix(p[3], "+"):
-			if set {
-				return p[4]
-			}
-			return ""
-		case !set && p[3] == "":
-			ok = false
+		case strings.HasSuffix(op, "-") && !set:
+			value = other
+		case strings.HasSuffix(op, "+") && set:
+			value = other
+		case strings.HasSuffix(op, "+"):
+			value = ""
+		case !set && op == "":
+			return s, false
 		}
-		return value
-	})
-	return out, ok && !strings.Contains(out, "$")
+		b.WriteString(s[at:m[0]])
+		b.WriteString(value)
+		if at = m[1]; b.Len() > maxExpanded {
+			return s, false
+		}
+	}
+	b.WriteString(s[at:])
+	out = b.String()
+	return out, len(out) <= maxExpanded && !strings.Contains(out, "$")
 }
 
 func unquote(s string) string {

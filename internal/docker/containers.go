@@ -3,6 +3,7 @@ package docker
 import (
 	"context"
 	"net/http"
+	"net/netip"
 	"net/url"
 	"slices"
 	"strconv"
@@ -101,7 +102,7 @@ type ContainerDetail struct {
 	Restarts  int       // by the engine, since it was last started by somebody
 	Env       []string
 	Labels    map[string]string
-	Addresses map[string]string // network to IPv4 address
+	Addresses map[string]string // network to IPv4 address, without those that are none
 	Fixed     map[string]string // network to the address that was asked for, also of a stopped one
 	Networks  []string
 }
@@ -149,7 +150,9 @@ func (e *Engine) Container(ctx context.Context, name string) (ContainerDetail, e
 	}
 	for n, a := range r.NetworkSettings.Networks {
 		c.Networks = append(c.Networks, n)
-		c.Addresses[n] = a.IPAddress
+		if ip, err := netip.ParseAddr(a.IPAddress); err == nil && ip.Is4() {
+			c.Addresses[n] = ip.String()
+		}
 		c.Fixed[n] = a.IPAMConfig.IPv4Address
 	}
 	slices.Sort(c.Networks)

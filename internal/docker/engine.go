@@ -19,13 +19,27 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"strings"
+	"time"
+	"unicode"
 )
 
 // Socket is where the engine listens in every guest.
 const Socket = "/run/docker.sock"
 
-// maxAnswer bounds what is read of one answer.
-const maxAnswer = 16 << 20
+// Bounds of one answer: its bytes, and the elements of its lists and objects,
+// each of which takes a few bytes of the guest and a hundred of the host.
+const (
+	maxAnswer   = 16 << 20
+	maxElements = 100_000
+)
+
+// How long an engine may keep a call waiting that reads, and one that changes
+// something, which may be to remove gigabytes. Tests shorten them.
+var (
+	readWithin   = 2 * time.Minute
+	changeWithin = 20 * time.Minute
+)
 
 // ErrNotFound: the engine knows no such object.
 var ErrNotFound = errors.New("not known to Docker")
@@ -59,22 +73,41 @@ func (e *Engine) Ping(ctx context.Context) error {
 
 // do calls the API and decodes its answer into out, if out is not nil.
 func (e *Engine) do(ctx context.Context, method, path string, in, out any) error {
-	resp, err := e.send(ctx, method, path, in)
-	if err != nil {
+	within := changeWithin
+	if method == http.MethodGet {
+		within = readWithin
+	}
+	try, cancel := context.WithTimeout(ctx, within)
+	defer cancel()
+	b, err := e.answer(try, method, path, in)
+	if err != nil && try.Err() != nil && ctx.Err() == nil {
+		// Not the caller's deadline, which would mean that the caller left.
+		return fmt.Errorf("%s %s: no whole answer within %v", method, path, within)
+	}
+	if err != nil || out == nil {
 		return err
 	}
-	defer resp.Body.Close()
-	b, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
-	if err != nil {
-		return fmt.Errorf("%s %s: %w", method, path, err)
-	}
-	if out == nil {
-		return nil
+	if bytes.Count(b, []byte{','}) > maxElements {
+		return fmt.Errorf("%s %s: an answer of more than %d elements", method, path, maxElements)
 	}
 	if err := json.Unmarshal(b, out); err != nil {
 		return fmt.Errorf("%s %s: answer not understood: %w", method, path, err)
 	}
 	return nil
+}
+
+// answer calls the API and reads what it answers.
+func (e *Engine) answer(ctx context.Context, method, path string, in any) ([]byte, error) {
+	resp, err := e.send(ctx, method, path, in)
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
+	if err != nil {
+		return nil, fmt.Errorf("%s %s: %w", method, path, err)
+	}
+	return b, nil
 }
 
 // send calls the API. The caller closes the answer's body; an answer that says
@@ -114,10 +147,29 @@ func (e *Engine) send(ctx context.Context, method, path string, in any) (*http.R
 	if json.Unmarshal(b, &m) != nil || m.Message == "" {
 		m.Message = http.StatusText(resp.StatusCode)
 	}
+	m.Message = shown(m.Message, maxMessage)
 	if resp.StatusCode == http.StatusNotFound {
 		return nil, fmt.Errorf("%w: %s", ErrNotFound, m.Message)
 	}
 	return nil, fmt.Errorf("%s %s: %d %s", method, path, resp.StatusCode, m.Message)
+}
+
+// maxMessage bounds what is passed on of the engine's reason for a refusal, in
+// bytes.
+const maxMessage = 2 << 10
+
+// shown is a text of the guest's that people see: bounded, and without what a
+// terminal would act on.
+func shown(s string, most int) string {
+	if len(s) > most {
+		s = s[:most] + " […]"
+	}
+	return strings.Map(func(r rune) rune {
+		if unicode.IsControl(r) && r != '\n' && r != '\t' {
+			return ' '
+		}
+		return r
+	}, strings.ToValidUTF8(s, "\uFFFD"))
 }
 
 // encode is v as JSON in a query; v always encodes.

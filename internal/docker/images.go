@@ -109,10 +109,10 @@ func (e *Engine) PullImage(ctx context.Context, ref string, step func(string)) e
 			return fmt.Errorf("pulling %s: %w", ref, err)
 		}
 		if m.Error != "" {
-			return fmt.Errorf("pulling %s: %.1000s", ref, m.Error)
+			return fmt.Errorf("pulling %s: %s", ref, shown(m.Error, maxMessage))
 		}
 		if step != nil {
-			step(fmt.Sprintf("%.200s", strings.TrimSpace(m.ID+" "+m.Status+" "+m.Progress)))
+			step(shown(strings.TrimSpace(m.ID+" "+m.Status+" "+m.Progress), 200))
 		}
 	}
 	if err := lines.Err(); err != nil {

@@ -3,6 +3,7 @@ package docker
 import (
 	"context"
 	"fmt"
+	"math"
 	"net/http"
 	"net/url"
 )
@@ -51,7 +52,8 @@ func (e *Engine) Prune(ctx context.Context, mode PruneMode) (reclaimed int64, er
 		if serr := e.do(ctx, http.MethodPost, s.path+"?"+s.query.Encode(), nil, &r); serr != nil && err == nil {
 			err = serr
 		}
-		reclaimed += max(0, r.SpaceReclaimed)
+		// More than there can be, several times over, is still a number.
+		reclaimed += min(max(0, r.SpaceReclaimed), math.MaxInt64/int64(len(steps)))
 		if ctx.Err() != nil {
 			return reclaimed, context.Cause(ctx)
 		}

@@ -2,6 +2,7 @@ package docker
 
 import (
 	"fmt"
+	"math"
 	"net/http"
 	"slices"
 	"strings"
@@ -48,6 +49,15 @@ func TestPruneGoesOn(t *testing.T) {
 		_, _ = fmt.Fprint(w, `{"SpaceReclaimed":7}`)
 	}))
 	if n, err := e.Prune(t.Context(), PruneSafe); n != 7 || err == nil || !strings.Contains(err.Error(), "already running") {
+		t.Errorf("%d, %v", n, err)
+	}
+}
+
+func TestPruneOfMoreThanThereIs(t *testing.T) {
+	e := engineAt(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = fmt.Fprintf(w, `{"SpaceReclaimed":%d}`, int64(math.MaxInt64))
+	}))
+	if n, err := e.Prune(t.Context(), PruneSafe); n <= 0 || err != nil {
 		t.Errorf("%d, %v", n, err)
 	}
 }

@@ -110,6 +110,14 @@ func (r Recipe) base() string {
 }
 
 func fileSum(ctx context.Context, name string) (string, error) {
+	// A FIFO would keep the open waiting, and a device has no end.
+	st, err := os.Stat(name)
+	if err == nil && !st.Mode().IsRegular() {
+		err = errors.New("it is not a file")
+	}
+	if err != nil {
+		return "", err
+	}
 	f, err := os.Open(name)
 	if err != nil {
 		return "", err

@@ -334,3 +334,14 @@ func paxRecord(k, v string) string {
 		}
 	}
 }
+
+// TestLoadOfWhatIsNoFile: a FIFO would keep the build waiting, and a device would
+// be read for ever.
+func TestLoadOfWhatIsNoFile(t *testing.T) {
+	for _, name := range []string{t.TempDir(), os.DevNull, filepath.Join(t.TempDir(), "missing")} {
+		_, err := fileSum(t.Context(), name)
+		if err == nil {
+			t.Errorf("%s has a digest", name)
+		}
+	}
+}

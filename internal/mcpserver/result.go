@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"reflect"
+	"slices"
 	"strings"
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
@@ -104,7 +105,7 @@ func shrink(obj map[string]any, tokens int) {
 		s := slot{}
 		s.find(obj, nil, "")
 		if s.holder == nil {
-			return
+			break
 		}
 		switch v := s.holder[s.name].(type) {
 		case string:
@@ -119,8 +120,55 @@ func shrink(obj map[string]any, tokens int) {
 			s.holder[s.name] = v[:len(v)*3/4]
 			s.holder[s.name+"_omitted"] = len(v) - len(v)*3/4 + omitted(s.holder[s.name+"_omitted"])
 		}
-		s.holder[s.name+"_truncated"] = true
+		if !textsOnly(s.holder) {
+			s.holder[s.name+"_truncated"] = true
+		}
 	}
+	// Nothing in it is long, there is only too much of it: a guest may answer so.
+	for most := 4 << 10; most >= 64; most /= 2 {
+		if raw, err := json.Marshal(obj); err != nil || estimateTokens(string(raw)) <= tokens {
+			return
+		}
+		for k := range obj {
+			obj[k] = cut(obj[k], most)
+		}
+		obj["result_truncated"] = true
+	}
+}
+
+// textsOnly reports whether an object is one of names and texts, such as labels,
+// in which a mark would be of the wrong type; the text itself says that it was cut.
+func textsOnly(obj map[string]any) bool {
+	for _, v := range obj {
+		if _, ok := v.(string); !ok {
+			return false
+		}
+	}
+	return true
+}
+
+// cut shortens the strings in v to about most bytes, and what has many elements
+// to a few of them: of an object all that a schema may ask for.
+func cut(v any, most int) any {
+	switch v := v.(type) {
+	case string:
+		return middle(v, most)
+	case []any:
+		v = v[:min(len(v), max(most/16, 8))]
+		for i := range v {
+			v[i] = cut(v[i], most)
+		}
+		return v
+	case map[string]any:
+		for i, k := range slices.Sorted(maps.Keys(v)) {
+			if i >= max(most/16, 32) || len(k) > most {
+				delete(v, k)
+				continue
+			}
+			v[k] = cut(v[k], most)
+		}
+	}
+	return v
 }
 
 func omitted(v any) int { n, _ := v.(int); return n }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -98,6 +99,38 @@ func TestLongListsAreCut(t *testing.T) {
 	kept := len(got["created"].([]any))
 	if n := estimateTokens(raw); n > maxResultTokens || kept == 0 || got["created_omitted"] != float64(20000-kept) {
 		t.Errorf("%d tokens, %d kept, %v omitted", n, kept, got["created_omitted"])
+	}
+}
+
+// TestResultsOfAHostileGuestAreCut: much of what is short each, where no list or
+// text is the longest.
+func TestResultsOfAHostileGuestAreCut(t *testing.T) {
+	labels, long := map[string]string{}, map[string]string{}
+	for i := range 100_000 {
+		labels[fmt.Sprint("label", i)] = ""
+	}
+	for i := range 1000 {
+		long[fmt.Sprint("label", i)] = strings.Repeat("long ", 1000)
+	}
+	for name, c := range map[string]sandbox.Container{
+		"many labels": {ID: "1", Labels: labels},
+		"long labels": {ID: "1", Labels: long},
+		"long names":  {ID: "1", Labels: map[string]string{strings.Repeat("name ", 100_000): ""}},
+	} {
+		tool := toolNamed(t, "docker_ps")
+		res := tool.success(&sandbox.DockerPSResult{Containers: []sandbox.Container{c}}, "")
+		raw := toJSON(res.StructuredContent)
+		if n := estimateTokens(raw); res.IsError || n > maxResultTokens {
+			t.Errorf("%s: %d tokens", name, n)
+			continue
+		}
+		var got map[string]any
+		if err := json.Unmarshal([]byte(raw), &got); err != nil {
+			t.Fatal(err)
+		}
+		if err := tool.output.Validate(got); err != nil || got["result_truncated"] != true || len(got["containers"].([]any)) != 1 {
+			t.Errorf("%s: %v, %.300s", name, err, raw)
+		}
 	}
 }
 

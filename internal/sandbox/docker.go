@@ -23,6 +23,9 @@ const dockerPatience = 10 * time.Second
 // firstPing is how long it waits for an engine that should be up.
 const firstPing = 3 * time.Second
 
+// newEngine is the API of a guest's engine; tests have another one answer.
+var newEngine = func(g *guest.Client) *docker.Engine { return docker.NewEngine(g.DialContext) }
+
 // dockerCall is one call of a Docker tool: the instance, and its engine, which
 // has answered. Close it.
 type dockerCall struct {
@@ -45,7 +48,7 @@ func (s *Service) docker(ctx context.Context, instanceID string) (*dockerCall, e
 	if err != nil {
 		return nil, err
 	}
-	d := &dockerCall{s: s, lease: l, config: cfg, guest: g, engine: docker.NewEngine(g.DialContext)}
+	d := &dockerCall{s: s, lease: l, config: cfg, guest: g, engine: newEngine(g)}
 	// An engine that still starts may accept a connection and not answer.
 	first, cancel := context.WithTimeout(ctx, firstPing)
 	err = d.engine.Ping(first)

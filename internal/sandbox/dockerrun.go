@@ -58,11 +58,15 @@ func (s *Service) DockerRun(ctx context.Context, r DockerRunRequest) (*DockerRun
 	run.Env = withConnection(d.lease, r.Env)
 	run.Labels = map[string]string{runLabel: id}
 	res, err := d.run(ctx, dockerRun{tool: "docker_run", args: run.Args(), shown: shown, timeout: timeout})
-	if err != nil {
+	// A call that fails leaves no container that nobody knows of.
+	undone := func(err error) error {
 		if cerr := d.removeMarked(ctx, mark); cerr != nil {
-			err = fault.From(err).With("container_left", cerr.Error()).Next("remove the container with docker_cleanup or run_command")
+			return fault.From(err).With("container_left", cerr.Error()).Next("remove the container with docker_cleanup or run_command")
 		}
-		return nil, err
+		return err
+	}
+	if err != nil {
+		return nil, undone(err)
 	}
 	out := &DockerRunResult{InstanceID: r.InstanceID, CommandResult: *res}
 	c, err := d.marked(ctx, mark)
@@ -72,7 +76,7 @@ func (s *Service) DockerRun(ctx context.Context, r DockerRunRequest) (*DockerRun
 			Next("check the image's name with docker_images, or build it with docker_build").
 			Next("read the output in details.stderr")
 	case err != nil:
-		return nil, d.engineFault(ctx, "looking for the container", err)
+		return nil, undone(d.engineFault(ctx, "looking for the container", err))
 	case c.StartedAt.IsZero():
 		// It was made and could not be started: the name would stay taken.
 		f := d.failed(fault.DockerCommandFailed, res, "Docker could not start the container").
@@ -80,15 +84,12 @@ func (s *Service) DockerRun(ctx context.Context, r DockerRunRequest) (*DockerRun
 		if c.Error != "" {
 			f = f.Because("%s", c.Error)
 		}
-		if err := d.engine.RemoveContainer(ctx, c.ID); err != nil {
-			f = f.With("container_left", c.Name)
-		}
-		return nil, f
+		return nil, undone(f)
 	}
 	out.Container = orText(r.Name, c.ID[:min(12, len(c.ID))])
 	if !detach && r.Name == "" {
 		if err := d.engine.RemoveContainer(ctx, c.ID); err != nil && !errors.Is(err, docker.ErrNotFound) {
-			return nil, d.engineFault(ctx, "removing the container", err)
+			return nil, undone(d.engineFault(ctx, "removing the container", err))
 		}
 		out.Container = ""
 	}
@@ -153,13 +154,20 @@ func (d *dockerCall) marked(ctx context.Context, mark string) (docker.ContainerD
 	return d.engine.Container(ctx, list[0].ID)
 }
 
+// How often, and how long after each other, the container of a call that was
+// cancelled is looked for: the engine may still be making it when the docker
+// program is gone, and tells nobody.
+const (
+	removeLooks = 4
+	removePause = 500 * time.Millisecond
+)
+
 // removeMarked kills and removes what a call that failed may have started, also
-// when its caller has gone. The engine may still be making the container when
-// the docker program is already gone: it is looked for a second time.
+// when its caller has gone.
 func (d *dockerCall) removeMarked(ctx context.Context, mark string) error {
 	ctx, cancel := detached(ctx, time.Minute)
 	defer cancel()
-	for range 2 {
+	for look := 1; ; look++ {
 		list, err := d.engine.Containers(ctx, true, mark)
 		if err != nil {
 			return err
@@ -169,13 +177,13 @@ func (d *dockerCall) removeMarked(ctx context.Context, mark string) error {
 				return err
 			}
 		}
-		if len(list) > 0 {
+		if len(list) > 0 || look == removeLooks {
 			return nil
 		}
-		// Any call that waits its turn behind the engine's work will do.
-		if err := d.engine.Ping(ctx); err != nil {
-			return err
+		select {
+		case <-time.After(removePause):
+		case <-ctx.Done():
+			return ctx.Err()
 		}
 	}
-	return nil
 }

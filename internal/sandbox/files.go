@@ -127,7 +127,7 @@ func (s *Service) syncUp(ctx context.Context, l store.Lease, g *guest.Client, cf
 	req.Exclude = append(req.Exclude, r.Exclude...)
 	res, err := workspace.Up(ctx, req)
 	// Also after an error: it may have written the files before.
-	if ierr := s.reinject(ctx, l, g, cfg, true); err == nil {
+	if ierr := s.reinjectGuest(ctx, l, g); err == nil {
 		err = ierr
 	}
 	if err != nil {
@@ -150,15 +150,18 @@ func (s *Service) SyncInstanceToWorkspace(ctx context.Context, r SyncFromInstanc
 	default:
 		return nil, fault.New(fault.InvalidArgument, "on_conflict is %q; it must be fail, keep_host or keep_guest", r.OnConflict)
 	}
-	// What must not travel is what the lease says once no call injects any more.
-	unlock, err := s.preparing.lock(ctx, r.InstanceID)
-	if err != nil {
-		return nil, fault.Wrap(err, fault.Cancelled, "sync_instance_to_workspace was cancelled")
-	}
-	defer unlock()
 	l, g, err := s.bound(ctx, r.InstanceID)
 	if err != nil {
 		return nil, err
+	}
+	// What must not travel is what the lease says once no call injects any more.
+	unlock, err := s.lockPreparing(ctx, l)
+	if err != nil {
+		return nil, s.guestFault(ctx, l, "sync_instance_to_workspace", err)
+	}
+	defer unlock()
+	if l, err = s.store.LiveLease(ctx, r.InstanceID); err != nil {
+		return nil, s.ended(ctx, r.InstanceID, err)
 	}
 	cfg, err := s.leaseConfig(l)
 	if err != nil {
@@ -170,7 +173,7 @@ func (s *Service) SyncInstanceToWorkspace(ctx context.Context, r SyncFromInstanc
 	}
 	res, err := workspace.Down(ctx, req, workspace.DownOptions{DryRun: r.DryRun, OnConflict: workspace.OnConflict(r.OnConflict)})
 	if !r.DryRun {
-		if ierr := s.reinject(ctx, l, g, cfg, false); err == nil {
+		if ierr := s.reinjectHost(l, cfg); err == nil {
 			err = ierr
 		}
 	}

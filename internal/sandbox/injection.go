@@ -89,19 +89,43 @@ func (s *Service) injectAll(ctx context.Context, l store.Lease, g *guest.Client,
 	return nil
 }
 
-// reinject puts the blocks back after a sync has written files. The side that
-// was written is up's guest or down's host.
-func (s *Service) reinject(ctx context.Context, l store.Lease, g *guest.Client, cfg config.Config, up bool) error {
+// reinjectGuest puts the blocks back into the guest's files after a sync has
+// written them. What they are to hold may change meanwhile, as a sync does not
+// wait for a prepare_workspace: then they are written again.
+func (s *Service) reinjectGuest(ctx context.Context, l store.Lease, g *guest.Client) error {
+	id := l.InstanceID
+	l, err := s.store.LiveLease(ctx, id)
+	for range 10 {
+		if err != nil {
+			return s.ended(ctx, id, err)
+		}
+		rec := connectionOf(l)
+		if len(rec.Files) == 0 {
+			return nil // whoever records the first ones writes them
+		}
+		for _, file := range slices.Sorted(maps.Keys(rec.Files)) {
+			if err := s.injectGuest(ctx, l, g, file, rec.vars(file)); err != nil {
+				return err
+			}
+		}
+		written := l.Connection
+		if l, err = s.store.LiveLease(ctx, id); err == nil && bytes.Equal(l.Connection, written) {
+			return nil
+		}
+	}
+	return fault.New(fault.OutcomeUnknown, "the connection variables changed each time that they were written to the guest's files").
+		Because("prepare_workspace is called again and again").With("instance_id", id).
+		Next("call prepare_workspace once more, and nothing else meanwhile")
+}
+
+// reinjectHost does the same on the host, where the operator wants the blocks.
+func (s *Service) reinjectHost(l store.Lease, cfg config.Config) error {
+	if !cfg.Infra.InjectEnvOnHost {
+		return nil
+	}
 	rec := connectionOf(l)
 	for _, file := range slices.Sorted(maps.Keys(rec.Files)) {
-		var err error
-		switch vars := rec.vars(file); {
-		case up:
-			err = s.injectGuest(ctx, l, g, file, vars)
-		case cfg.Infra.InjectEnvOnHost:
-			err = s.injectHost(l, cfg, file, vars)
-		}
-		if err != nil {
+		if err := s.injectHost(l, cfg, file, rec.vars(file)); err != nil {
 			return err
 		}
 	}

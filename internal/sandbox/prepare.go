@@ -157,12 +157,15 @@ func (s *Service) prepareDocker(ctx context.Context, l store.Lease, g *guest.Cli
 		}
 	}()
 	if err := s.waitPreloaded(ctx, g); err != nil {
-		return err
+		return s.guestFault(ctx, l, "loading the guest image's container images", err)
 	}
-	e := docker.NewEngine(g.DialContext)
+	e := newEngine(g)
 	defer e.Close()
 	if cfg.Infra.EnsureNetwork {
 		if out.Network.Status, err = ensureNetwork(ctx, e, out.Network.Name); err != nil {
+			if ctx.Err() != nil {
+				return fault.Wrap(context.Cause(ctx), fault.Cancelled, "prepare_workspace was cancelled")
+			}
 			return fault.Wrap(err, fault.DockerCommandFailed, "the network %s could not be made", out.Network.Name).
 				Next("call prepare_workspace again, or look at `docker network ls` with run_command")
 		}
@@ -171,9 +174,9 @@ func (s *Service) prepareDocker(ctx context.Context, l store.Lease, g *guest.Cli
 		out.ConnectionEnv = connection(l)
 		return nil
 	}
-	unlock, err := s.preparing.lock(ctx, l.InstanceID)
+	unlock, err := s.lockPreparing(ctx, l)
 	if err != nil {
-		return fault.Wrap(err, fault.Cancelled, "prepare_workspace was cancelled")
+		return s.guestFault(ctx, l, "prepare_workspace", err)
 	}
 	defer unlock()
 	// Another call may have changed what the lease remembers while this one
@@ -215,7 +218,7 @@ func (s *Service) installAndWait(ctx context.Context, l store.Lease, g *guest.Cl
 func (s *Service) waitDocker(ctx context.Context, g *guest.Client, patience time.Duration) error {
 	wait, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	e := docker.NewEngine(g.DialContext)
+	e := newEngine(g)
 	defer e.Close()
 	if has, err := hasDocker(wait, g); err == nil && !has {
 		return fault.New(fault.RuntimeNotReady, "this guest has no Docker").

@@ -9,7 +9,6 @@ import (
 
 	"sandboxforge/internal/backend"
 	"sandboxforge/internal/config"
-	"sandboxforge/internal/docker"
 	"sandboxforge/internal/fault"
 	"sandboxforge/internal/guest"
 	"sandboxforge/internal/services"
@@ -176,7 +175,7 @@ func (s *Service) makeReady(ctx context.Context, g *guest.Client, p preparation)
 		if err := s.waitPreloaded(ctx, g); err != nil {
 			return false, err
 		}
-		e := docker.NewEngine(g.DialContext)
+		e := newEngine(g)
 		defer e.Close()
 		if _, err := e.EnsureNetwork(ctx, defaultNetwork); err != nil {
 			return false, fault.Wrap(err, fault.DockerCommandFailed, "the network of the template could not be made")
@@ -236,7 +235,7 @@ func (s *Service) tryClone(ctx context.Context, g *guest.Client, withDocker bool
 	if !withDocker {
 		return nil
 	}
-	e := docker.NewEngine(g.DialContext)
+	e := newEngine(g)
 	defer e.Close()
 	if err := e.Ping(ctx); err != nil {
 		return fault.Wrap(err, fault.RuntimeNotReady, "Docker does not answer in a clone")

@@ -3,7 +3,6 @@ package sandbox
 import (
 	"context"
 	"errors"
-	"maps"
 	"math"
 	"path/filepath"
 	"slices"
@@ -12,12 +11,6 @@ import (
 	"sandboxforge/internal/buildcache"
 	"sandboxforge/internal/docker"
 	"sandboxforge/internal/fault"
-)
-
-// Bounds of what is passed on of an image's labels, which the guest wrote.
-const (
-	maxLabels     = 200
-	maxLabelBytes = 4 << 10
 )
 
 // ValidateImage judges whether an image stands for the workspace as it is in
@@ -117,17 +110,11 @@ func imageMetadata(name string, img *buildcache.Image, now time.Time) *ImageMeta
 	m := &ImageMetadata{
 		ImageName: name, ImageID: img.ID, GitCommit: label(buildcache.LabelCommit), GitBranch: label(buildcache.LabelBranch),
 		BuildTimestamp: label(buildcache.LabelTime), DependenciesHash: label(buildcache.LabelDependencies),
-		Labels: map[string]string{},
+		Labels: clipLabels(img.Labels),
 	}
 	if age, ok := img.Age(now); ok {
 		hours := math.Round(age.Hours()*1000) / 1000
 		m.AgeHours = &hours
-	}
-	for _, k := range slices.Sorted(maps.Keys(img.Labels)) {
-		if len(m.Labels) == maxLabels {
-			break
-		}
-		m.Labels[clipText(k, maxLabelBytes)] = clipText(img.Labels[k], maxLabelBytes)
 	}
 	return m
 }

@@ -30,6 +30,7 @@ type fakeDocker struct {
 	create func(name string)
 	execs  map[string][3]string
 	port   bool // something listens
+	sticky bool // a rename is answered and not done
 }
 
 type fakeContainer struct {
@@ -221,6 +222,9 @@ func (f *fakeDocker) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		case "stop":
 			c.Status = "exited"
 		case "rename":
+			if f.sticky {
+				return
+			}
 			to := r.URL.Query().Get("name")
 			delete(f.containers, c.Name)
 			c.Name = to

@@ -32,6 +32,7 @@ const (
 	mysqlPluginAuth     = 1 << 19
 	mysqlCharset        = 45 // utf8mb4_general_ci
 	mysqlMaxPacket      = 1 << 20
+	mysqlMaxKey         = 8192 // bits; a server has 2048, and more only costs this host
 	mysqlNativePassword = "mysql_native_password"
 	mysqlCachingSHA2    = "caching_sha2_password"
 )
@@ -159,6 +160,9 @@ func (w *mysqlWire) more(plugin string, data []byte, password string, salt []byt
 	key, ok := parsed.(*rsa.PublicKey)
 	if !ok || len(salt) == 0 {
 		return errors.New("the server's public key is not RSA")
+	}
+	if n := key.N.BitLen(); n > mysqlMaxKey {
+		return fmt.Errorf("the server's public key has %d bits", n)
 	}
 	plain := append([]byte(password), 0)
 	for i := range plain {

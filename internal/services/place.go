@@ -66,6 +66,10 @@ type Known struct {
 // pullLimit bounds the fetching of one image.
 const pullLimit = 15 * time.Minute
 
+// mostTries bounds how often a container is set aside, in a guest where another
+// one takes its place at once.
+const mostTries = 5
+
 // stopGrace is what a server gets to put its data in order.
 const stopGrace = 30 * time.Second
 
@@ -85,7 +89,14 @@ func (p Place) Start(ctx context.Context, s Service, known Known) (Running, erro
 	// Another process may do the same at the same time: then its container is
 	// found on the second look.
 	for try := 1; ; try++ {
+		var (
+			made string
+			fits bool
+		)
 		c, err = p.Engine.Container(ctx, s.Container)
+		if err == nil {
+			made, fits = s.madeWith(c.Env)
+		}
 		switch {
 		case errors.Is(err, docker.ErrNotFound):
 			r.Password = s.Password
@@ -113,7 +124,10 @@ func (p Place) Start(ctx context.Context, s Service, known Known) (Running, erro
 				With("service", s.Name).With("container", s.Container).
 				Next("rename it: docker rename %s another-name", s.Container).
 				Next("or set infra.%s.container_name_prefix to another value", s.Name)
-		case c.Labels[labelService] != s.Name || c.Labels[labelSpec] != s.spec(img.ID):
+		case c.Labels[labelService] != s.Name || c.Labels[labelSpec] != s.spec(img.ID) || !fits:
+			if try > mostTries {
+				return r, p.fault(ctx, s, errors.New("it is there again each time"), "the container %s, which was made from other settings, cannot be set aside", s.Container)
+			}
 			old, err := p.setAside(ctx, s, c)
 			if err != nil {
 				return r, p.fault(ctx, s, err, "the container %s, which was made from other settings, cannot be set aside", s.Container)
@@ -121,9 +135,7 @@ func (p Place) Start(ctx context.Context, s Service, known Known) (Running, erro
 			r.Warning = fmt.Sprintf("%s: the container %s was made from another image or environment; it was stopped and renamed to %s, with its data, and a new one takes its place", s.Name, s.Container, old)
 			continue
 		default:
-			if s.HasPassword() {
-				r.Password = s.passwordIn(c.Env)
-			}
+			r.Password = made
 			r.Status = StatusRunning
 			if !c.Running() {
 				r.Status = StatusStarted

@@ -16,11 +16,12 @@ const mostOfAnAnswer = 64 << 10
 // askPostgres sends one statement over c, signed in as s says, and returns the
 // first value of its first row, "" if it has none. c is closed.
 func askPostgres(ctx context.Context, c net.Conn, s Service, statement string) (string, error) {
+	// The library would go on reading, to be polite, as long as the server sends.
+	defer c.Close()
 	// The library insists on reading PG* variables of this process first. None
 	// of them is about the guest's server: all that they may set is set here.
 	cfg, err := pgconn.ParseConfig("sslmode=disable")
 	if err != nil {
-		c.Close()
 		return "", err
 	}
 	cfg.Host, cfg.Port, cfg.User, cfg.Password, cfg.Database = s.Container, uint16(s.Port), s.User, s.Password, s.Database
@@ -40,7 +41,6 @@ func askPostgres(ctx context.Context, c net.Conn, s Service, statement string) (
 	}
 	p, err := pgconn.ConnectConfig(ctx, cfg)
 	if err != nil {
-		c.Close()
 		return "", err
 	}
 	results, err := p.Exec(ctx, statement).ReadAll()

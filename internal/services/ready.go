@@ -3,6 +3,7 @@ package services
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"strconv"
 	"strings"
@@ -166,7 +167,27 @@ func (p Place) overNetwork(ctx context.Context, r *Running, f func(context.Conte
 	case err != nil:
 		return errClosed
 	}
-	return f(ctx, c)
+	return f(ctx, &bounded{c, mostOfAll})
+}
+
+// mostOfAll bounds what a server may send in one exchange, in bytes: any number
+// of messages, each within its own bound, are kept until the last has come.
+const mostOfAll = 1 << 20
+
+// bounded is a connection that ends after left bytes.
+type bounded struct {
+	net.Conn
+	left int
+}
+
+// Read implements io.Reader.
+func (b *bounded) Read(p []byte) (int, error) {
+	if b.left <= 0 {
+		return 0, fmt.Errorf("the server sent more than %d bytes", mostOfAll)
+	}
+	n, err := b.Conn.Read(p[:min(len(p), b.left)])
+	b.left -= n
+	return n, err
 }
 
 // lookLimit bounds one look at a container: an engine that hangs is no server

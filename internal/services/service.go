@@ -136,6 +136,19 @@ func (s Service) spec(imageID string) string {
 	return hex.EncodeToString(sum[:])
 }
 
+// madeWith is the password that a container of the service was made with; s is as
+// it was configured. ok is false if it has none that this package gives.
+func (s Service) madeWith(env []string) (password string, ok bool) {
+	switch {
+	case !s.HasPassword():
+		return "", true
+	case s.Password != "":
+		return s.Password, true // the label says that it was this one
+	}
+	password = s.passwordIn(env)
+	return password, generated(password)
+}
+
 // passwordIn finds the password in a container's environment.
 func (s Service) passwordIn(env []string) string {
 	for _, e := range env {
@@ -152,6 +165,12 @@ const passwordLetters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz012
 
 // NewPassword makes a password of 128 random bits.
 func NewPassword() string { return rand.Text() }
+
+// generated reports whether a text can be what NewPassword made: what a container
+// says that its password is goes into files and records of this host.
+func generated(password string) bool {
+	return len(password) >= 16 && len(password) <= 64 && strings.Trim(password, passwordLetters) == ""
+}
 
 // Rotate is the command that gives the running server a new password, which has
 // letters and digits only; ok is false where there is no password. s has the

@@ -256,16 +256,56 @@ func TestTwoOfAKind(t *testing.T) {
 
 func TestTwoProcessesStartOneService(t *testing.T) {
 	f, p := newFake(t)
-	s := wanted(t, infra())[0]
+	s, theirs := wanted(t, infra())[0], NewPassword()
 	// While this one is about to make it, the other has.
 	f.create = func(name string) {
 		f.create = nil
-		f.containers[name] = &fakeContainer{Name: name, Image: "sha256:m1", Status: "running", Env: []string{"MYSQL_ROOT_PASSWORD=theirs"},
+		f.containers[name] = &fakeContainer{Name: name, Image: "sha256:m1", Status: "running", Env: []string{"MYSQL_ROOT_PASSWORD=" + theirs},
 			Labels: map[string]string{labelService: "mysql", labelSpec: s.spec("sha256:m1")}, Networks: map[string]string{"net": "10.87.0.10"}, address: "x"}
 	}
 	r, err := start(t, p, s, "")
-	if err != nil || r.Password != "theirs" || r.Status != StatusRunning {
+	if err != nil || r.Password != theirs || r.Status != StatusRunning {
 		t.Errorf("%+v, %v", r, err)
+	}
+}
+
+// TestPasswordsThatAGuestMakesUp: what a container's environment says goes into
+// records and files of the host, so only what can be a generated password does.
+func TestPasswordsThatAGuestMakesUp(t *testing.T) {
+	for _, env := range [][]string{nil, {"MYSQL_ROOT_PASSWORD="}, {"MYSQL_ROOT_PASSWORD=e"}, {"MYSQL_ROOT_PASSWORD=" + strings.Repeat("A", 1<<20)}, {"MYSQL_ROOT_PASSWORD=AAAAAAAAAAAAAAAA\nPATH=/tmp"}} {
+		f, p := newFake(t)
+		s := wanted(t, infra())[0]
+		f.containers[s.Container] = &fakeContainer{Name: s.Container, Image: "sha256:m1", Status: "running", Env: env,
+			Labels: map[string]string{labelService: "mysql", labelSpec: s.spec("sha256:m1")}, Networks: map[string]string{"net": "10.87.0.10"}, address: "x"}
+		r, err := start(t, p, s, "")
+		if err != nil || !generated(r.Password) || r.Status != StatusCreated || f.containers[s.Container+"-old-1"] == nil {
+			t.Errorf("%.60q: password %.60q, %s, %v", env, r.Password, r.Status, err)
+		}
+	}
+	// One that was configured is what it was configured to be.
+	f, p := newFake(t)
+	conf := infra()
+	conf.MySQL.Password = "pw"
+	s := wanted(t, conf)[0]
+	if _, err := start(t, p, s, ""); err != nil {
+		t.Fatal(err)
+	}
+	f.containers[s.Container].Env = []string{"MYSQL_ROOT_PASSWORD=other"}
+	if r, err := p.Start(t.Context(), s, Known{}); err != nil || r.Password != "pw" {
+		t.Errorf("%q, %v", r.Password, err)
+	}
+}
+
+// TestAContainerThatComesBack: an engine that says that it has renamed a
+// container, and has not, comes to an end.
+func TestAContainerThatComesBack(t *testing.T) {
+	f, p := newFake(t)
+	s := wanted(t, infra())[0]
+	f.containers[s.Container] = &fakeContainer{Name: s.Container, Image: "sha256:other", Status: "running",
+		Labels: map[string]string{labelService: "mysql"}, Networks: map[string]string{}, address: "x"}
+	f.sticky = true
+	if _, err := p.Start(t.Context(), s, Known{}); !fault.Is(err, fault.ServiceNotReady) || !strings.Contains(err.Error(), "cannot be set aside") {
+		t.Errorf("error %v", err)
 	}
 }
 

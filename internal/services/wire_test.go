@@ -9,6 +9,7 @@ import (
 	"crypto/x509"
 	"encoding/pem"
 	"io"
+	"math/big"
 	"net"
 	"strings"
 	"testing"
@@ -311,6 +312,82 @@ func TestAskPostgres(t *testing.T) {
 	c = serve(t, postgresServer("right", bytes.Repeat([]byte("x"), mostOfAnAnswer+1)))
 	if _, err := askPostgres(t.Context(), c, s, "SELECT 1"); err == nil {
 		t.Error("an answer beyond the limit was taken")
+	}
+}
+
+// TestAServerWithoutEnd: each of its messages is short, and there is always one
+// more.
+func TestAServerWithoutEnd(t *testing.T) {
+	first := make([]byte, 0, 1<<10)
+	for _, m := range []pgproto3.BackendMessage{
+		&pgproto3.AuthenticationOk{}, &pgproto3.ReadyForQuery{TxStatus: 'I'},
+		&pgproto3.RowDescription{Fields: []pgproto3.FieldDescription{{Name: []byte("x"), DataTypeOID: 23}}},
+	} {
+		var err error
+		if first, err = m.Encode(first); err != nil {
+			t.Fatal(err)
+		}
+	}
+	row, err := (&pgproto3.DataRow{Values: [][]byte{bytes.Repeat([]byte("x"), 1000)}}).Encode(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	sent := 0
+	p := Place{Dial: func(context.Context, string, string) (net.Conn, error) {
+		return &recorder{in: io.MultiReader(bytes.NewReader(first), endless{row, &sent})}, nil
+	}}
+	s := Service{User: "root", Password: "x", Database: "app", Container: "c", Port: 1}
+	err = p.overNetwork(t.Context(), &Running{Service: s, Address: "10.87.0.30"}, func(ctx context.Context, c net.Conn) error {
+		_, err := askPostgres(ctx, c, s, "SELECT 1")
+		return err
+	})
+	if err == nil || sent > mostOfAll+(64<<10) {
+		t.Errorf("%d bytes were read, error %v", sent, err)
+	}
+}
+
+// endless reads what it has again and again; it gives up when no bound can be
+// meant any more.
+type endless struct {
+	what []byte
+	sent *int
+}
+
+func (e endless) Read(p []byte) (int, error) {
+	if *e.sent > 64<<20 {
+		return 0, io.EOF
+	}
+	n := 0
+	for n < len(p) {
+		k := copy(p[n:], e.what[(*e.sent+n)%len(e.what):])
+		n += k
+	}
+	*e.sent += n
+	return n, nil
+}
+
+// TestAServerThatIsLeft: what it sends after that is not waited for.
+func TestAServerThatIsLeft(t *testing.T) {
+	c := serve(t, postgresServer("right", bytes.Repeat([]byte("x"), mostOfAnAnswer+1)))
+	s := Service{Name: "postgres", Container: "postgres-sandbox", Port: 5432, User: "app", Password: "right", Database: "data"}
+	if _, err := askPostgres(t.Context(), c, s, "SELECT 1"); err == nil {
+		t.Error("an answer beyond the limit was taken")
+	}
+	closed(t, c)
+}
+
+// TestAKeyThatIsTooLong: to use one costs this host, not the server.
+func TestAKeyThatIsTooLong(t *testing.T) {
+	n := new(big.Int).Lsh(big.NewInt(1), 8*(mostOfAnAnswer/2))
+	n.Add(n, big.NewInt(1))
+	der, err := x509.MarshalPKIXPublicKey(&rsa.PublicKey{N: n, E: 1<<31 - 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := &mysqlWire{c: &recorder{}}
+	err = w.more(mysqlCachingSHA2, pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der}), "password", mysqlSalt)
+	if err == nil || !strings.Contains(err.Error(), "bits") {
+		t.Errorf("error %v", err)
 	}
 }
 

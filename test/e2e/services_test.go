@@ -3,6 +3,7 @@ package e2e
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -586,14 +587,25 @@ func TestEnvFileReaders(t *testing.T) {
 	check("compose's .env", config.Services["b"].Environment)
 }
 
-// TestServicesOfTwoVMs: what is generated differs, in clones of one template.
+// TestServicesOfTwoVMs: what is generated differs, in clones of one template, and
+// is one for a VM that two servers prepare at once.
 func TestServicesOfTwoVMs(t *testing.T) {
 	sv, inst := withServices(t)
 	other := newState(t)
 	write(t, other.workspace, ".sandboxforge.toml", allServices)
-	o := other.start(t)
+	o, second := other.start(t), other.start(t)
 	b := o.create(t, obj{"workspace_root": other.workspace, "auto_bootstrap": false, "overrides": obj{"vm": obj{"image": withStandins}}})
-	r := o.prepare(t, b.InstanceID, obj{"wait_for_ready": false, "service_timeout_seconds": 1})
+	args := prepareArgs(b.InstanceID, obj{"wait_for_ready": false, "service_timeout_seconds": 1})
+	var r, r2 sandbox.PrepareWorkspaceResult
+	ended := make(chan error, 1)
+	go func() { ended <- second.call(t.Context(), "prepare_workspace", args, &r2) }()
+	o.must(t, "prepare_workspace", args, &r)
+	if err := <-ended; err != nil {
+		t.Fatal(err)
+	}
+	if !maps.Equal(r.ConnectionEnv, r2.ConnectionEnv) {
+		t.Errorf("one server says %v, the other %v", r.ConnectionEnv, r2.ConnectionEnv)
+	}
 	for _, k := range []string{"DB_PASSWORD", "PGPASSWORD"} {
 		if r.ConnectionEnv[k] == "" || r.ConnectionEnv[k] == inst.Bootstrap.ConnectionEnv[k] {
 			t.Errorf("%s is %q in both", k, r.ConnectionEnv[k])

@@ -185,13 +185,24 @@ func (b *Backend) provision(ctx context.Context, m *machine, p backend.Progress)
 	c := guest.NewClient(conn.RoundTripper())
 	_, err = c.Run(watched, guest.NewID("base-"), guest.Spec{
 		User: "root", Dir: "/", Timeout: provisionLimit,
-		Command: `if command -v cloud-init >/dev/null; then cloud-init status --wait >/dev/null; fi; : >/etc/machine-id; sync`,
+		Command: finish,
 	}, nil)
 	if err != nil {
 		return err
 	}
 	return c.PowerOff(watched)
 }
+
+// finish waits for cloud-init. A template for Docker without root masks the
+// engine that we use.
+const finish = `if command -v cloud-init >/dev/null; then cloud-init status --wait >/dev/null; fi
+if command -v dockerd >/dev/null && command -v systemctl >/dev/null; then
+	systemctl unmask docker.service docker.socket containerd.service containerd.socket
+	systemctl enable docker.service
+	usermod -aG docker sandbox
+fi
+: >/etc/machine-id
+sync`
 
 // dropOldBases removes the bases of earlier builds for the same template.
 func (b *Backend) dropOldBases(ctx context.Context, now backend.Spec) {

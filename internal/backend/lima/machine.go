@@ -53,10 +53,14 @@ func newMachine(b *Backend, s backend.Spec, o backend.StartOptions, l listed, ow
 	return m
 }
 
+// watchPause is how late the end of a VM is seen; its processes are children of
+// nobody here.
+const watchPause = 150 * time.Millisecond
+
 // watch waits for the end of either process, sees to it that the other one ends
 // too, and says how it came.
 func (m *machine) watch() {
-	tick := time.NewTicker(pollPause)
+	tick := time.NewTicker(watchPause)
 	defer tick.Stop()
 	var which string
 	for which == "" {

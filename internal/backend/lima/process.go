@@ -33,7 +33,7 @@ func lookPIDs(dir string) (p pids) {
 		switch filepath.Base(f) {
 		case "ha.pid":
 			p.hostAgent = pid
-		case "qemu.pid", "vz.pid":
+		case "qemu.pid", "vz.pid", "krunkit.pid":
 			if pid != 0 {
 				p.driver = pid
 			}

@@ -44,8 +44,10 @@ if [ -z "$1" ]; then
 		mv -f "$new/sandboxforge-agent.service" /etc/systemd/system/sandboxforge-agent.service
 		systemctl daemon-reload
 		systemctl -q enable sandboxforge-agent.service
-		# A distribution's Docker that is there but rests, as beside a
-		# rootless one.
+		# A Docker that is there but rests, as beside a rootless one.
+		if command -v dockerd >/dev/null; then
+			systemctl -q unmask docker.service docker.socket containerd.service containerd.socket || :
+		fi
 		if systemctl cat docker.service >/dev/null 2>&1; then
 			systemctl -q enable docker.service || :
 			systemctl --no-block start docker.service || :
