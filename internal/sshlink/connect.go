@@ -27,10 +27,9 @@ func (e finalError) Unwrap() error { return e.err }
 
 // keys decides about host keys, and remembers.
 type keys struct {
-	cfg       *Config
-	pinned    []ssh.PublicKey
-	strange   time.Time // when another key than a pinned one was first shown
-	seenFirst bool
+	cfg     *Config
+	pinned  []ssh.PublicKey
+	strange time.Time // when another key than a pinned one was first shown
 }
 
 func (k *keys) check(key ssh.PublicKey) error {

@@ -39,7 +39,6 @@ type machine struct {
 	stopping bool
 	exit     backend.Exit
 	link     *sshlink.Link
-	port     int
 }
 
 var (
