@@ -74,7 +74,7 @@ func TestHyperV(t *testing.T) {
 	await(t, 2*time.Minute, func() bool {
 		w, err := standin.Load(world)
 		must(err)
-		left, err := filepath.Glob(filepath.Join(storage, "[!.]*"))
+		left, err := filepath.Glob(filepath.Join(storage, "[^.]*"))
 		must(err)
 		return len(w.VMs) == 0 && len(left) == 0
 	})

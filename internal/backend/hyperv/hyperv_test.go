@@ -181,6 +181,9 @@ func TestNothingIsBelievedWithoutRights(t *testing.T) {
 		if err == nil || errors.Is(err, backend.ErrNotFound) {
 			t.Errorf("%s: Inspect: %v", what, err)
 		}
+		if what == "vmms does not run" {
+			wantFault(t, err, fault.BackendUnavailable, "Start-Service vmms")
+		}
 		if _, err := l.b.Inspect(t.Context(), "vm-2"); err == nil || errors.Is(err, backend.ErrNotFound) {
 			t.Errorf("%s: Inspect of another: %v", what, err)
 		}

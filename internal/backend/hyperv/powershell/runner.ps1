@@ -1,9 +1,9 @@
-param($nonce, $script, $parameters)
+param($nonce, $code, $parameters)
 # Defined once for each process, and called for each request. What the script
 # outputs last is the result; what else a cmdlet may output is dropped.
 $reply = @{ ok = $false }
 try {
-    $body = [scriptblock]::Create([Text.Encoding]::UTF8.GetString([Convert]::FromBase64String($script)))
+    $body = [scriptblock]::Create([Text.Encoding]::UTF8.GetString([Convert]::FromBase64String($code)))
     $p = ConvertFrom-Json -InputObject ([Text.Encoding]::UTF8.GetString([Convert]::FromBase64String($parameters)))
     $out = @(& $body $p)
     $reply.data = $null

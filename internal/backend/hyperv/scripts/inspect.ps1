@@ -5,22 +5,26 @@ param($p)
 $principal = [Security.Principal.WindowsPrincipal]::new([Security.Principal.WindowsIdentity]::GetCurrent())
 $admin = $principal.IsInRole([Security.Principal.WindowsBuiltInRole]::Administrator)
 $member = $principal.IsInRole([Security.Principal.SecurityIdentifier]::new('S-1-5-32-578'))
-$vm = $null
-try {
-    $vm = Hyper-V\Get-VM -Id $p.id
-} catch {
-    $vm = Hyper-V\Get-VM | Where-Object { ([string]$_.Id) -eq $p.id }
-}
+$service = Get-Service -Name 'vmms' -ErrorAction SilentlyContinue
+$vmms = 'missing'
+if ($null -ne $service) { $vmms = "$($service.Status)" }
 $vms = @()
-if ($null -ne $vm) {
-    $vms = @(@{
-        id = [string]$vm.Id
-        name = [string]$vm.Name
-        notes = [string]$vm.Notes
-        state = "$($vm.State)"
-        uptime = [long]$vm.Uptime.TotalSeconds
-        disks = @($vm.HardDrives | ForEach-Object { [string]$_.Path })
-    })
+if ($vmms -eq 'Running') {
+    $vm = $null
+    try {
+        $vm = Hyper-V\Get-VM -Id $p.id
+    } catch {
+        $vm = Hyper-V\Get-VM | Where-Object { ([string]$_.Id) -eq $p.id }
+    }
+    if ($null -ne $vm) {
+        $vms = @(@{
+            id = [string]$vm.Id
+            name = [string]$vm.Name
+            notes = [string]$vm.Notes
+            state = "$($vm.State)"
+            uptime = [long]$vm.Uptime.TotalSeconds
+            disks = @($vm.HardDrives | ForEach-Object { [string]$_.Path })
+        })
+    }
 }
-$service = Get-Service -Name 'vmms'
-@{ vms = $vms; rights = [bool]($admin -or $member); vmms = "$($service.Status)" }
+@{ vms = $vms; rights = [bool]($admin -or $member); vmms = $vmms }
