@@ -278,11 +278,11 @@ func TestImpatientCallers(t *testing.T) {
 
 // TestHangingGuest: whatever the guest is silent in, ctx and Close end it.
 func TestHangingGuest(t *testing.T) {
-	p := newPlace(t)
 	for what, wrap := range map[string]func(string) string{
 		"no hello":      func(string) string { return "sleep 1000" },
 		"no installing": func(c string) string { return strings.ReplaceAll(c, "set -eu", "sleep 1000; set -eu") },
 	} {
+		p := newPlace(t)
 		p.srv.Wrap = wrap
 		l := sshlink.New(p.cfg)
 		if _, err := l.Dial(within(t, 300*time.Millisecond)); !errors.Is(err, context.DeadlineExceeded) {

@@ -8,26 +8,35 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
 
 	"sandboxforge/internal/backend"
 	"sandboxforge/internal/backend/backendtest"
-	"sandboxforge/internal/standin/limactl"
 )
 
-// The test binary is also the stand-in's limactl, by the name that it is run
-// under.
-func TestMain(m *testing.M) {
-	if filepath.Base(os.Args[0]) == "limactl" {
-		os.Exit(limactl.Main(os.Args[1:]))
+func TestMain(m *testing.M) { backendtest.Main(m, open) }
+
+// standin is the stand-in's limactl, built once a run: it is started hundreds of
+// times, and a test binary, with the race detector in it, takes its time.
+var standin = sync.OnceValues(func() (string, error) {
+	dir := filepath.Join(os.TempDir(), fmt.Sprintf("sandboxforge-test-limactl-%d", os.Getuid()))
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return "", err
 	}
-	backendtest.Main(m, open)
-}
+	half := filepath.Join(dir, fmt.Sprintf("limactl.%d", os.Getpid()))
+	if out, err := exec.Command("go", "build", "-o", half, "sandboxforge/test/limactl").CombinedOutput(); err != nil {
+		return "", fmt.Errorf("%w: %s", err, out)
+	}
+	path := filepath.Join(dir, "limactl")
+	return path, os.Rename(half, path)
+})
 
 func open(raw json.RawMessage) (backend.Backend, error) {
 	var c Config
@@ -44,12 +53,8 @@ func newConfig(t *testing.T, env ...string) Config {
 	if err != nil {
 		t.Fatal(err)
 	}
-	exe, err := os.Executable()
+	program, err := standin()
 	if err != nil {
-		t.Fatal(err)
-	}
-	program := filepath.Join(dir, "limactl")
-	if err := os.Symlink(exe, program); err != nil {
 		t.Fatal(err)
 	}
 	c := Config{
