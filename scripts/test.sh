@@ -2,7 +2,8 @@
 # Every test, real VMs included. `make test` calls this after make build.
 #
 # SANDBOX_IMAGE_DIR  where the tests' guest images are built and kept
-# TEST_SLOW=1        also the end-to-end tests that take minutes each
+# TEST_SLOW=1        also the end-to-end tests that take minutes each, and the lima
+#                    backend's tests with VMs
 # TEST_ARGS          more arguments for go test, for example -run Name
 set -eu
 GO=${GO:-go}
@@ -28,7 +29,7 @@ if [ -n "${TEST_ARGS:-}" ]; then
 	lap "go test"
 else
 	# shellcheck disable=SC2046 # a list of words
-	run_tests $($GO list ./... | grep -v '/test/e2e$')
+	run_tests $($GO list ./... | grep -v '/test/e2e$\|/backend/lima$')
 	lap "go test"
 	# The tests of a whole system wait for their one VM much of the time: three
 	# parts at once use a host of two processors.
@@ -51,6 +52,12 @@ else
 	wait $two || failed=1
 	lap "end to end"
 	[ $failed = 0 ] || exit 1
+	# By itself: hundreds of processes come and go in it, within limits of seconds.
+	short=-short
+	[ "$slow" != '^$' ] || short=
+	# shellcheck disable=SC2086 # nothing, or one word
+	run_tests $short ./internal/backend/lima
+	lap lima
 fi
 # Last, in a run of its own: nothing may be left of all that.
 $GO test -count=1 -run TestNothingIsLeft ./test/leftovers -args -check

@@ -243,7 +243,7 @@ func TestOperatorsDay(t *testing.T) {
 	if code != 0 || !strings.Contains(errs, "destroyed "+other.InstanceID) {
 		t.Errorf("destroy: code %d, %q", code, errs)
 	}
-	if p := st.processes(); len(p) != 0 {
+	if p := st.left(); len(p) != 0 {
 		t.Errorf("still running: %v", p)
 	}
 	if code, _, errs = st.sandboxforge(ctx, "", "destroy", other.InstanceID); code != 0 {
@@ -273,7 +273,7 @@ func TestDemo(t *testing.T) {
 	if err := json.Unmarshal([]byte(out), &r); err != nil || code != 0 || !r.OK || !strings.HasPrefix(r.GuestOutput, "Linux ") || len(r.Artifacts) != 2 {
 		t.Fatalf("code %d, %v\n%s\n%s", code, err, out, lastBytes(errs, 6000))
 	}
-	if p := st.processes(); len(p) != 0 {
+	if p := st.left(); len(p) != 0 {
 		t.Errorf("still running: %v", p)
 	}
 
@@ -291,7 +291,7 @@ func TestDemo(t *testing.T) {
 	if !errors.As(err, &exit) || exit.ExitCode() != 130 {
 		t.Errorf("an interrupted demo: %v\n%s", err, lastBytes(log.String(), 3000))
 	}
-	if p := st.processes(); len(p) != 0 {
+	if p := st.left(); len(p) != 0 {
 		t.Errorf("the interrupted demo left %v\n%s", p, lastBytes(log.String(), 3000))
 	}
 }

@@ -98,7 +98,7 @@ func TestLifeOfAnInstance(t *testing.T) {
 			t.Errorf("destroy_instance: %+v", d)
 		}
 	}
-	if p := st.processes(); p != nil {
+	if p := st.left(); p != nil {
 		t.Errorf("after destroy: %v", p)
 	}
 	for _, dir := range []string{"vms", "instances"} {

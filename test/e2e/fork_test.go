@@ -100,7 +100,7 @@ func (s *state) nothingLeft(t testing.TB) {
 			t.Errorf("left: %s", f)
 		}
 	}
-	for _, p := range s.processes() {
+	for _, p := range s.left() {
 		t.Errorf("still running: %s", p)
 	}
 }

@@ -80,7 +80,7 @@ func (s *state) close() error {
 			}
 		}
 	}
-	for _, p := range s.processes() {
+	for _, p := range s.left() {
 		errs = append(errs, fmt.Errorf("still running: %s", p))
 	}
 	if errs == nil {
@@ -118,6 +118,16 @@ func (s *state) processes() []string {
 		}
 	}
 	return found
+}
+
+// left is processes where there should be none: a supervisor that has let go of
+// everything takes a moment to end.
+func (s *state) left() (all []string) {
+	for end := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		if all = s.processes(); all == nil || time.Now().After(end) {
+			return all
+		}
+	}
 }
 
 // server is a running server binary and a client connected to it over stdio.

@@ -116,7 +116,7 @@ func TestNoRoomForAClone(t *testing.T) {
 				t.Errorf("with room for %d files: left in %s", files, d)
 			}
 		}
-		for _, p := range st.processes() {
+		for _, p := range st.left() {
 			t.Errorf("with room for %d files: %s", files, p)
 		}
 		if files > 100 {

@@ -65,7 +65,7 @@ func TestTwoHundredCycles(t *testing.T) {
 		t.Errorf("the server grew from %d to %d bytes", early.rss, late.rss)
 	}
 
-	for _, p := range st.processes() {
+	for _, p := range st.left() {
 		t.Errorf("left running: %s", p)
 	}
 	for _, dir := range []string{"vms", "instances", "run"} {

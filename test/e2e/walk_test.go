@@ -184,7 +184,7 @@ func TestSampleWalk(t *testing.T) {
 		}},
 		{"destroy_instance", as(func(_ *walk, r sandbox.DestroyInstanceResult) bool { return r.Status == "destroyed" })},
 	})
-	if p := st.processes(); p != nil {
+	if p := st.left(); p != nil {
 		t.Errorf("after destroy: %v", p)
 	}
 }
