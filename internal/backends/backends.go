@@ -123,8 +123,7 @@ func (s *Set) ByName(name string) (sandbox.Selected, error) {
 	case "lima":
 		return s.lima()
 	case "hyperv":
-		return sandbox.Selected{}, fault.New(fault.BackendUnavailable, "the %s backend is not part of this version", name).
-			Next("use the qemu backend on Linux, or wait for a version that has %s", name)
+		return s.hyperv()
 	}
 	return sandbox.Selected{}, fault.New(fault.BackendUnavailable, "there is no backend %q", name).
 		Next("set SANDBOX_BACKEND to auto, qemu, lima or hyperv")

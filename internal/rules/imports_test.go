@@ -105,6 +105,17 @@ var rules = []rule{
 		because: "a way to a guest over ssh is the same for every hypervisor, and knows nothing of what goes over it",
 	},
 	{
+		from:    []string{"internal/...", "cmd/..."},
+		except:  []string{"internal/backend/hyperv/standin/..."},
+		forbid:  []string{"sandboxforge/internal/backend/hyperv/standin/..."},
+		because: "what takes the place of powershell.exe is for tests alone",
+	},
+	{
+		from:    []string{"internal/backend/hyperv/powershell", "internal/backend/hyperv/standin/..."},
+		forbid:  []string{"sandboxforge/internal/backend", "sandboxforge/internal/backend/hyperv"},
+		because: "one runs any script, the other is written from the cmdlets' documentation: neither knows what the backend does with it",
+	},
+	{
 		from:    []string{"internal/envfile"},
 		forbid:  []string{"sandboxforge/..."},
 		because: "a file of variables is a text, on the host and in a guest",

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"sandboxforge/internal/backend/hyperv/standin"
 	"sandboxforge/internal/backends"
 	"sandboxforge/internal/config"
 	"sandboxforge/internal/image"
@@ -24,6 +25,9 @@ var (
 )
 
 func TestMain(m *testing.M) {
+	if dir := os.Getenv(standin.StateEnv); dir != "" { // as powershell.exe, see hyperv_test.go
+		os.Exit(standin.Main(dir, os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
+	}
 	code, err := run(m)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "e2e:", err)
