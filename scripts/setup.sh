@@ -25,6 +25,8 @@ fi
 # For the race detector of the tests.
 need gcc gcc
 [ -e /usr/include/stdlib.h ] || packages="$packages libc6-dev"
+# The tests make the calls that README.md shows by hand.
+need curl curl
 if [ "${SETUP_LINT:-0}" = 1 ]; then
 	need npm npm
 fi

@@ -22,6 +22,7 @@ VMs begin in it instead of booting. There is one for each kind of VM (image,
 processors, memory), made when the first VM of its kind is asked for, or ahead by
 ` + "`sandboxforge image warm`" + `, and shared by all servers that share the image directory.
 What templates take on the disk is bounded by SANDBOX_TEMPLATE_CAP_GIB: the least
+recently used make room.`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}

@@ -69,9 +69,9 @@ A workspace's file and a request's overrides are untrusted: keys marked **(op)**
 files. Unknown keys and wrong types are errors, all of them at once, with file, line, column and allowed values.
 ` + "`validate_workspace_config`" + ` shows the whole resolved tree.
 
-The keys marked (lima) have an effect with that backend; HYPERV_* matter on Windows alone. Of
-SANDBOX_BACKEND auto, qemu and lima make VMs on Linux, auto and lima on macOS, auto and hyperv on
-Windows. Of SANDBOX_ACCEL auto, kvm and tcg are for Linux.
+The keys marked (lima) have an effect with that backend; HYPERV_* matter on Windows alone. Of SANDBOX_BACKEND
+auto, qemu and lima make VMs on Linux, auto and lima on macOS, auto and hyperv on Windows; of SANDBOX_ACCEL, kvm
+is of Linux and hvf of macOS.
 
 Numbers must be finite (no ` + "`inf`, `nan`" + `), booleans are no numbers, durations are h, m, d and never negative.
 

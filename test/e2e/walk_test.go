@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -220,6 +221,47 @@ func (w *walk) changeAndRebuild(t testing.TB) error {
 	return nil
 }
 
+// TestSmokeKnowsWhetherTheAppIsUp: the sample's smoke.sh waits for a service that
+// starts, and not for one that nobody has started. sleep ends the script here:
+// that it is called is all that matters.
+func TestSmokeKnowsWhetherTheAppIsUp(t *testing.T) {
+	for name, c := range map[string]struct {
+		docker string // the body of the docker that it asks
+		waits  bool
+	}{
+		"no container":          {"exit 0", false},
+		"a container starts":    {"echo 5f2c1d", true},
+		"no docker to be asked": {"exit 1", true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bin := t.TempDir()
+			for program, body := range map[string]string{"docker": c.docker, "sleep": "echo it sleeps >&2; exit 1"} {
+				if err := os.WriteFile(filepath.Join(bin, program), []byte("#!/bin/sh\n"+body+"\n"), 0o755); err != nil {
+					t.Fatal(err)
+				}
+			}
+			// Port 0 refuses every connection.
+			cmd := exec.CommandContext(t.Context(), "sh", "tests/smoke.sh", "http://127.0.0.1:0")
+			cmd.Dir = filepath.Join(repo, "examples", "sample-workspace")
+			cmd.Env = append(os.Environ(), "PATH="+bin+":"+os.Getenv("PATH"))
+			out, err := cmd.CombinedOutput()
+			if err == nil {
+				t.Fatalf("it succeeded: %s", out)
+			}
+			want, not := "is the app up? docker compose ps; docker compose logs app", "it sleeps"
+			if c.waits {
+				want, not = "it sleeps", want
+			}
+			if !strings.Contains(string(out), want) || strings.Contains(string(out), not) {
+				t.Errorf("it says %q", out)
+			}
+			if c.waits && !strings.Contains(string(out), "waiting for http://127.0.0.1:0, ") {
+				t.Errorf("it waits in silence: %q", out)
+			}
+		})
+	}
+}
+
 // TestLogreportWalk does the same with the README of the demo's workspace, which
 // needs nothing but the default image.
 func TestLogreportWalk(t *testing.T) {
@@ -236,8 +278,9 @@ func TestLogreportWalk(t *testing.T) {
 		{"run_command", has("# all 10 passed")},
 		{"run_command", has("# all 10 passed", "requests   240")},
 		{"start_background_task", nil},
+		{"get_task_status", as(func(_ *walk, r sandbox.Task) bool { return r.Status == "succeeded" })},
 		{"get_task_logs", as(func(_ *walk, r sandbox.GetTaskLogsResult) bool {
-			return r.Status == "running" || r.Status == "succeeded"
+			return strings.Contains(r.Logs, "part 5 of 5: requests   240") && strings.Contains(r.Logs, "\ndone\n")
 		})},
 		{"run_command", nil},
 		{"collect_artifacts", as(func(_ *walk, r sandbox.CollectArtifactsResult) bool { return len(r.Artifacts) == 2 })},

@@ -24,6 +24,19 @@ const repo = "../.."
 
 type block struct{ lang, text string }
 
+// commands are what a block shows after a prompt.
+func (b block) commands() []string {
+	var out []string
+	for line := range strings.Lines(b.text) {
+		if command, ok := strings.CutPrefix(strings.TrimRight(line, "\n"), "$ "); ok {
+			out = append(out, comment.ReplaceAllString(command, ""))
+		}
+	}
+	return out
+}
+
+var comment = regexp.MustCompile(`\s+#.*`)
+
 // blocks are the fenced code blocks of a page.
 func blocks(t *testing.T, name string) []block {
 	t.Helper()
@@ -50,7 +63,8 @@ func blocks(t *testing.T, name string) []block {
 }
 
 // TestCommands runs every command of README.md, except the two that run this
-// test or are run beside it, which must be named here.
+// test or are run beside it, which must be named here. The calls by curl are
+// made while `make run` serves.
 func TestCommands(t *testing.T) {
 	elsewhere := map[string]string{
 		"make demo": "run by .ci/run, and as `sandboxforge demo` by test/e2e",
@@ -75,46 +89,51 @@ func TestCommands(t *testing.T) {
 		}
 		env = append(env, k+"="+strings.TrimSpace(string(out)))
 	}
-	comment := regexp.MustCompile(`\s+#.*`)
-	ran := 0
+	var typed []string
+	var byHand *exec.Cmd
 	for _, b := range blocks(t, "README.md") {
 		if b.lang != "console" {
 			continue
 		}
-		for line := range strings.Lines(b.text) {
-			command, ok := strings.CutPrefix(strings.TrimRight(line, "\n"), "$ ")
-			if !ok {
-				continue
-			}
-			command = comment.ReplaceAllString(command, "")
-			ran++
-			if why := elsewhere[command]; why != "" {
-				t.Logf("%s: %s", command, why)
-				continue
-			}
-			t.Run(command, func(t *testing.T) {
-				ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
-				defer cancel()
-				cmd := exec.CommandContext(ctx, "sh", "-c", command)
-				cmd.Dir, cmd.Env = repo, env
-				if command == "make run" {
-					serves(t, cmd, port)
-					return
-				}
-				if out, err := cmd.CombinedOutput(); err != nil {
-					t.Errorf("%v\n%s", err, out)
-				}
-			})
+		commands := b.commands()
+		if !strings.Contains(b.text, "curl ") {
+			typed = append(typed, commands...)
+			continue
 		}
+		// In one shell, for they build on each other.
+		byHand = exec.CommandContext(t.Context(), "sh", "-ec", strings.ReplaceAll(strings.Join(commands, "\n"), "8765", port))
+		byHand.Dir, byHand.Env = t.TempDir(), env
 	}
-	if ran < 6 {
-		t.Errorf("only %d commands were found in README.md", ran)
+	if byHand == nil {
+		t.Fatal("README.md has no calls by curl")
+	}
+	for _, command := range typed {
+		if why := elsewhere[command]; why != "" {
+			t.Logf("%s: %s", command, why)
+			continue
+		}
+		t.Run(command, func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
+			defer cancel()
+			cmd := exec.CommandContext(ctx, "sh", "-c", command)
+			cmd.Dir, cmd.Env = repo, env
+			if command == "make run" {
+				serves(t, cmd, port, byHand)
+				return
+			}
+			if out, err := cmd.CombinedOutput(); err != nil {
+				t.Errorf("%v\n%s", err, out)
+			}
+		})
+	}
+	if len(typed) < 6 {
+		t.Errorf("only %d commands were found in README.md", len(typed))
 	}
 }
 
-// serves starts a server command, asks what README.md says of its answers, and
-// ends it.
-func serves(t *testing.T, cmd *exec.Cmd, port string) {
+// serves starts a server command, asks what README.md says of its answers,
+// makes the calls that README.md makes by hand, and ends it.
+func serves(t *testing.T, cmd *exec.Cmd, port string, byHand *exec.Cmd) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.WaitDelay = 10 * time.Second
 	errs, err := cmd.StderrPipe()
@@ -147,7 +166,7 @@ func serves(t *testing.T, cmd *exec.Cmd, port string) {
 	if !<-listens {
 		t.Fatalf("it ended without listening:\n%s", log.String())
 	}
-	for path, want := range map[string]int{"/": http.StatusNotFound, "/mcp": http.StatusNotAcceptable} {
+	for path, want := range map[string]int{"/": http.StatusNotFound, "/mcp/": http.StatusNotFound, "/mcp": http.StatusNotAcceptable} {
 		resp, err := http.Get("http://127.0.0.1:" + port + path)
 		if err != nil {
 			t.Fatal(err)
@@ -156,6 +175,10 @@ func serves(t *testing.T, cmd *exec.Cmd, port string) {
 		if resp.StatusCode != want {
 			t.Errorf("GET %s: %d, want %d", path, resp.StatusCode, want)
 		}
+	}
+	out, err := byHand.CombinedOutput()
+	if err != nil || !strings.Contains(string(out), `"protocolVersion":"2025-11-25"`) || !strings.Contains(string(out), `"instances":[]`) || strings.Contains(string(out), `"error"`) {
+		t.Errorf("the calls by hand: %v\n%s", err, out)
 	}
 }
 
