@@ -44,7 +44,6 @@ func tools() string {
 ` + "`?`" + ` marks what is optional. Times are ISO-8601 in UTC. Results are structured content
 plus a short text. A failed call has isError true and, as text and under _meta, the JSON
 {error_code, message, details}; details always has probable_cause and next_steps.
-The docker_* tools and validate_image of the earlier version are not in this one yet.
 `)
 	b.WriteString(mcpserver.Describe())
 	b.WriteString("\n## Error codes\n\n")
