@@ -97,7 +97,14 @@ func TestRun(t *testing.T) {
 			file := filepath.Join(filepath.Dir(o.Settings.Home), "file")
 			os.WriteFile(file, nil, 0o600)
 			o.Settings.Home = filepath.Join(file, "home")
-		}, false, "home", Fail, "SANDBOXFORGE_HOME", ""},
+		}, false, "home", Fail, "SANDBOXFORGE_HOME", "SANDBOX_BACKEND"},
+		"accelerator of another system": {func(o *Options) {
+			o.Settings.Accel, o.Backends = "hvf", []backend.Backend{unusable("lima")}
+		}, false, "accelerator", Fail, "SANDBOX_ACCEL=hvf: not on linux\nunset SANDBOX_ACCEL, or set it to auto, kvm or tcg", "backend"},
+		"accelerator that hyperv ignores": {func(o *Options) {
+			o.Settings.Accel, o.Settings.Backend, o.Backends = "kvm", "hyperv", []backend.Backend{usable("hyperv", "")}
+			o.Host.GOOS = "windows"
+		}, true, "backend.hyperv", OK, "usable", "SANDBOX_ACCEL"},
 		"operator's file": {func(o *Options) {
 			o.Settings.ConfigHome = t.TempDir()
 			file := filepath.Join(o.Settings.ConfigHome, "sandboxforge-mcp", "config.toml")
@@ -185,6 +192,34 @@ func TestRun(t *testing.T) {
 				t.Errorf("no way out is shown:\n%s", b.String())
 			}
 		})
+	}
+}
+
+// Without a state directory one thing has to be mended, and that is all that is
+// said, even where it is why there is no backend to ask.
+func TestAHomeThatCannotBeMadeIsTheOneFailure(t *testing.T) {
+	o := good(t)
+	file := filepath.Join(filepath.Dir(o.Settings.Home), "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	o.Settings.Home = filepath.Join(file, "home")
+	o.Backends = nil
+	o.Images = func() ([]ImageState, error) { return []ImageState{{Name: "default", Default: true}}, nil }
+	r := Run(t.Context(), o)
+	failed := 0
+	for _, c := range r.Checks {
+		if c.Status == Fail {
+			failed++
+		}
+	}
+	if failed != 1 || r.OK || r.Find("home").Status != Fail {
+		t.Errorf("%+v", r.Checks)
+	}
+	for _, id := range []string{"disk", "backend"} {
+		if c := r.Find(id); c == nil || c.Status != Info || !strings.Contains(c.Summary, "needs the state directory") {
+			t.Errorf("%s: %+v", id, c)
+		}
 	}
 }
 

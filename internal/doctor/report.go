@@ -22,7 +22,7 @@ const (
 // Check is one thing that was looked at.
 type Check struct {
 	// ID is stable: environment, home, cpu, memory, disk, container, image,
-	// image.tools, instances, leftovers, backend.NAME.
+	// image.tools, instances, leftovers, accelerator, backend.NAME, backend.
 	ID      string   `json:"id"`
 	Status  Status   `json:"status"`
 	Summary string   `json:"summary"`
