@@ -340,6 +340,12 @@ func (o Options) backends(ctx context.Context, r *Report, say func(string, strin
 			if len(c.Fix) > 0 {
 				c.Status = Warn
 			}
+			if i := slices.IndexFunc(rep.Problems, func(p backend.Problem) bool { return p.Doubtful }); i >= 0 {
+				// The server would take it, and the VM would not come up.
+				p := rep.Problems[i]
+				c.Status, c.Summary, c.Fix = Fail, p.What, o.Host.fixes([]string{p.Fix})
+				c.Details = slices.DeleteFunc(c.Details, func(d string) bool { return d == p.What })
+			}
 			if r.Backend == "" {
 				r.Backend, r.Accelerator = name, rep.Accelerator
 			}

@@ -112,7 +112,12 @@ func TestRun(t *testing.T) {
 				t.Fatal(err)
 			}
 		}, false, "config", Fail, "vm.cpu: unknown key", ""},
-		"no backend":  {func(o *Options) { o.Backends = []backend.Backend{unusable("qemu"), unusable("lima")} }, false, "backend.qemu", Fail, "apt-get install qemu", "dnf"},
+		"no backend": {func(o *Options) { o.Backends = []backend.Backend{unusable("qemu"), unusable("lima")} }, false, "backend.qemu", Fail, "apt-get install qemu", "dnf"},
+		"forced, and known not to work": {func(o *Options) {
+			b := usable("qemu", "kvm")
+			b.report.Problems = []backend.Problem{{What: "kvm is forced, and did not work", Fix: "unset SANDBOX_ACCEL", Doubtful: true}}
+			o.Backends = []backend.Backend{b, usable("lima", "")}
+		}, false, "backend.qemu", Fail, "kvm is forced, and did not work\ntried kvm\nunset SANDBOX_ACCEL", "A VM can be made"},
 		"second best": {func(o *Options) { o.Backends = []backend.Backend{unusable("qemu"), usable("lima", "")} }, true, "backend.qemu", Warn, "apt-get", ""},
 		"second best needs no image": {func(o *Options) {
 			o.Backends = []backend.Backend{unusable("qemu"), usable("lima", "")}

@@ -8,8 +8,6 @@ import (
 	"runtime"
 	"strings"
 
-	"golang.org/x/sys/unix"
-
 	"sandboxforge/internal/backend"
 	"sandboxforge/internal/fault"
 )
@@ -59,12 +57,8 @@ func (b *Backend) Probe(ctx context.Context, p backend.Progress) (backend.Report
 			problem(true, fix, "%s: %v", dir, err)
 		}
 	}
-	if obstacle := kvmObstacle(arch); obstacle != "" && b.c.Accel != "tcg" {
-		fix := "enable virtualisation in the firmware and load the module kvm_intel or kvm_amd"
-		if strings.HasSuffix(obstacle, unix.EACCES.Error()) {
-			fix = "join the group of the device and log in again: sudo usermod -aG kvm $USER"
-		}
-		problem(false, fix+"; VMs work without it, slower", "no hardware acceleration: %s", obstacle)
+	if obstacle := kvmObstacle(arch); obstacle != "" && b.c.Accel == "" {
+		problem(false, kvmRemedy(obstacle)+"; VMs work without it, slower", "no hardware acceleration: %s", obstacle)
 	}
 	fatal := func() bool {
 		for _, q := range r.Problems {
@@ -74,9 +68,9 @@ func (b *Backend) Probe(ctx context.Context, p backend.Progress) (backend.Report
 		}
 		return false
 	}
-	img, err := b.find("", arch)
-	if err != nil {
-		fromError(false, err)
+	img, noImage := b.find("", arch)
+	if noImage != nil {
+		fromError(false, noImage)
 		if b.c.Accel != "" {
 			r.Accelerator = b.c.Accel
 		} else {
@@ -91,6 +85,17 @@ func (b *Backend) Probe(ctx context.Context, p backend.Progress) (backend.Report
 		r.Evidence = append(r.Evidence, v.Evidence...)
 		if err != nil {
 			fromError(true, err)
+		}
+	}
+	if b.c.Accel == "kvm" {
+		known := &img
+		if noImage != nil {
+			known = nil
+		}
+		if p, ok := b.forcedKVM(known); ok {
+			r.Evidence = append(r.Evidence, "It worked when it was last tried.")
+		} else {
+			r.Problems = append(r.Problems, p)
 		}
 	}
 	if !fatal() {
