@@ -104,12 +104,12 @@ func (s *Service) createInstance(ctx context.Context, r CreateInstanceRequest, r
 	defer done()
 	timings["total"] = s.now().Sub(began).Milliseconds()
 	out := s.createResult(lease, sel, r, timings)
-	out.Warnings = warnings
+	out.Warnings = append(s.ttlWarning(r.TTLMinutes, lease.ExpiresAt), warnings...)
 
 	if err := s.bootstrap(ctx, lease, r, out, began, req != nil); err != nil {
 		return nil, true, err
 	}
-	s.record(ctx, "create_instance", lease.InstanceID, "", nil, map[string]any{"timings_ms": timings, "start_kind": lease.StartKind, "warnings": warnings})
+	s.record(ctx, "create_instance", lease.InstanceID, "", nil, map[string]any{"timings_ms": timings, "start_kind": lease.StartKind, "warnings": out.Warnings})
 	return out, true, nil
 }
 

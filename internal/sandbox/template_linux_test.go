@@ -163,6 +163,24 @@ func TestNoTemplateForAVMThatIsRefused(t *testing.T) {
 	}
 }
 
+// A lease that is shorter than what was asked for says so.
+func TestACutTTLIsSaid(t *testing.T) {
+	l := newLab(t)
+	r := l.request()
+	for minutes, says := range map[float64]bool{500: true, 120: false, 5: false} {
+		r.TTLMinutes = &minutes
+		out, err := l.s.CreateInstance(l.context(), r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := "ttl_minutes 500 is above MAX_TTL_MINUTES (120): it ends at " + out.ExpiresAt
+		if got := strings.Join(out.Warnings, "\n"); got != want && says || got != "" && !says {
+			t.Errorf("%v minutes: %q", minutes, got)
+		}
+		l.destroy(out.InstanceID)
+	}
+}
+
 // A VM that hangs while it is made into a template is ended, and the whole is
 // tried once more.
 func TestATemplateMakerThatHangs(t *testing.T) {
