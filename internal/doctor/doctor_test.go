@@ -256,6 +256,33 @@ func TestFixesAreForThisHost(t *testing.T) {
 	}
 }
 
+// The distribution decides, not what else is on the PATH, and what is missing is
+// one command.
+func TestFixesAreOneCommandOfThisDistribution(t *testing.T) {
+	missing := []string{
+		"sudo apt-get install -y --no-install-recommends qemu-system-x86, or sudo dnf install -y qemu-system-x86-core, or sudo pacman -S --needed qemu-system-x86",
+		"sudo apt-get install -y --no-install-recommends qemu-utils, or sudo dnf install -y qemu-img, or sudo pacman -S --needed qemu-img",
+		"do something else",
+	}
+	for release, want := range map[string][]string{
+		"NAME=Mint\nID=linuxmint\nID_LIKE=\"ubuntu debian\"\n": {"sudo apt-get install -y --no-install-recommends qemu-system-x86 qemu-utils", "do something else"},
+		"ID=\"rocky\"\nID_LIKE=\"rhel centos fedora\"\n":       {"sudo dnf install -y qemu-system-x86-core qemu-img", "do something else"},
+		"ID=arch\n": {"sudo pacman -S --needed qemu-system-x86 qemu-img", "do something else"},
+		"ID=plan9\n": {"sudo apt-get install -y --no-install-recommends qemu-system-x86 qemu-utils", "sudo dnf install -y qemu-system-x86-core qemu-img",
+			"sudo pacman -S --needed qemu-system-x86 qemu-img", "do something else"},
+	} {
+		h := Host{Distribution: func() []string { return distribution(release) }, LookPath: func(p string) (string, error) {
+			if strings.Contains(release, "ID=arch") && p != "dnf" {
+				return p, nil // apt-get too, for containers of another distribution
+			}
+			return "", errors.New("no")
+		}}
+		if got := h.fixes(missing); !slices.Equal(got, want) {
+			t.Errorf("%q: %q, want %q", release, got, want)
+		}
+	}
+}
+
 func TestProcessOf(t *testing.T) {
 	for name, c := range map[string]struct {
 		args []string

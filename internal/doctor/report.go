@@ -93,15 +93,14 @@ func (r *Report) WriteText(w io.Writer) error {
 		b.WriteString(".\n")
 	} else {
 		b.WriteString("\nNo VM can be made here yet. What to do:\n")
-		n := 0
+		var steps []string
 		for _, c := range r.Checks {
-			if c.Status != Fail {
-				continue
+			if c.Status == Fail {
+				steps = union(steps, c.Fix)
 			}
-			for _, f := range c.Fix {
-				n++
-				fmt.Fprintf(&b, "  %d. %s\n", n, ui.Clean(f))
-			}
+		}
+		for i, f := range joined(steps) {
+			fmt.Fprintf(&b, "  %d. %s\n", i+1, ui.Clean(f))
 		}
 	}
 	_, err := io.WriteString(w, b.String())

@@ -164,10 +164,10 @@ var packages = map[string]map[string]string{
 }
 
 // installHint is the command that installs a program: for the package manager
-// that is here, or for all that are known.
+// that is here, or for all that are known where that does not say which.
 func installHint(program string) string {
 	program = program[strings.LastIndexByte(program, '/')+1:]
-	var all []string
+	var here, all []string
 	for _, m := range []struct{ name, command string }{
 		{"apt-get", "sudo apt-get install -y --no-install-recommends %s"},
 		{"dnf", "sudo dnf install -y %s"},
@@ -179,9 +179,12 @@ func installHint(program string) string {
 		}
 		hint := fmt.Sprintf(m.command, pkg)
 		if _, err := exec.LookPath(m.name); err == nil {
-			return hint
+			here = append(here, hint)
 		}
 		all = append(all, hint)
+	}
+	if len(here) == 1 {
+		return here[0]
 	}
 	return strings.Join(all, ", or ")
 }
