@@ -78,3 +78,4 @@ if ! go_ok; then
 	echo "setup: Go 1.21 or newer is needed; install a current one (https://go.dev/dl) and run make again." >&2
 	exit 1
 fi
+[ -n "$packages" ] || [ -n "${want:-}" ] || echo "setup: nothing is missing"

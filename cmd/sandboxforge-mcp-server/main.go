@@ -130,6 +130,7 @@ func serve(ctx context.Context) int {
 		}
 	}()
 	svc.StartSweeper()
+	svc.CheckBackend()
 	server := mcpserver.New(mcpserver.Options{
 		Service: svc, Logger: log, Session: settings.SessionID,
 		RefusePeer: newPeers(log, settings.HTTPToken != "").refuse,

@@ -329,6 +329,9 @@ type Problem struct {
 	Fix  string `json:"fix"` // a command or an instruction
 	// Fatal problems make the backend unusable.
 	Fatal bool `json:"fatal"`
+	// Doubtful: VMs will most likely not start. The backend is used all the
+	// same, because the operator said so.
+	Doubtful bool `json:"doubtful,omitempty"`
 }
 
 // Progress is told what a long operation does. Implementations must not

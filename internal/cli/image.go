@@ -92,14 +92,16 @@ is the image that VMs use unless told otherwise, until the next one is built.`,
 			}
 			recipe, err := image.ByName(name, runtime.GOARCH)
 			if err != nil {
-				return err
+				return usage(err)
 			}
 			list, err := parseLoads(loads)
 			if err != nil {
-				return err
+				return usage(err)
 			}
 			began := time.Now()
-			if recipe, err = recipe.With(ctx, as, list); err != nil {
+			if recipe, err = recipe.With(ctx, as, list); fault.Is(err, fault.InvalidArgument) {
+				return usage(err)
+			} else if err != nil {
 				return err
 			}
 			progress := ui.NewProgress(env.Stderr, ui.ProgressOptions{})

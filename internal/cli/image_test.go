@@ -40,3 +40,16 @@ func TestImageUsers(t *testing.T) {
 		})
 	}
 }
+
+// TestImageBuildUsage: what is wrong in the command line has the exit code that
+// the help promises for it.
+func TestImageBuildUsage(t *testing.T) {
+	for _, args := range [][]string{
+		{"nonesuch"}, {"default", "minimal"}, {"--load", "nothing"}, {"--as", "a b"}, {"--as", "minimal"}, {"minimal", "--load", "a:1=/nonesuch"}, {"--wrong"},
+	} {
+		f := &fakeService{}
+		if code, _, errs := f.run(t, append([]string{"image", "build"}, args...)...); code != exitUsage || errs == "" {
+			t.Errorf("%q: code %d, %q", args, code, errs)
+		}
+	}
+}

@@ -19,10 +19,10 @@ func templateCommand(env *Env) *cobra.Command {
 		Short: "List and remove the templates that new VMs begin in",
 		Long: `A template is a VM that has booted and come to rest, saved with its memory: new
 VMs begin in it instead of booting. There is one for each kind of VM (image,
-processors, memory), made when the first VM of its kind is asked for, or ahead by
-` + "`sandboxforge image warm`" + `, and shared by all servers that share the image directory.
-What templates take on the disk is bounded by SANDBOX_TEMPLATE_CAP_GIB: the least
-recently used make room.`,
+processors, memory, and disk, where it is below the default), made when the first
+VM of its kind is asked for, or ahead by ` + "`sandboxforge image warm`" + `, and shared by
+all servers that share the image directory. What templates take on the disk is
+bounded by SANDBOX_TEMPLATE_CAP_GIB: the least recently used make room.`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
@@ -51,7 +51,7 @@ func templateListCommand(env *Env) *cobra.Command {
 					return nil
 				}
 				now := time.Now()
-				t := ui.NewTable("KEY", "IMAGE", "CPUS", "MEMORY", "AGE", "USED", "DISK", "IN USE")
+				t := ui.NewTable("KEY", "IMAGE", "CPUS", "MEMORY", "VM DISK", "AGE", "USED", "DISK", "IN USE")
 				for _, i := range list.Templates {
 					t.Row(templateRow(i, now)...)
 				}
@@ -70,10 +70,14 @@ func templateRow(i sandbox.TemplateInfo, now time.Time) []string {
 	if len(i.Services) > 0 {
 		image += " + " + strings.Join(i.Services, ", ")
 	}
-	row := []string{shortKey(i.Key), image, fmt.Sprint(i.CPUs), ui.Bytes(i.MemoryMiB << 20), ago(i.Created), ago(i.LastUsed) + " ago", ui.Bytes(i.Bytes), fmt.Sprint(i.InUse)}
+	disk := ""
+	if i.DiskSize > 0 {
+		disk = ui.Bytes(i.DiskSize)
+	}
+	row := []string{shortKey(i.Key), image, fmt.Sprint(i.CPUs), ui.Bytes(i.MemoryMiB << 20), disk, ago(i.Created), ago(i.LastUsed) + " ago", ui.Bytes(i.Bytes), fmt.Sprint(i.InUse)}
 	if i.Retired {
 		// Nothing is known of it but that VMs still need its files.
-		row[1], row[2], row[3], row[5] = "(retired)", "", "", ""
+		row[1], row[2], row[3], row[4], row[6] = "(retired)", "", "", "", ""
 	}
 	return row
 }

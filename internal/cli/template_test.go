@@ -14,7 +14,7 @@ func templatesForTest() []sandbox.TemplateInfo {
 	now := time.Now()
 	return []sandbox.TemplateInfo{
 		{Info: template.Info{
-			Description: template.Description{Key: "0123456789abcdef0123", Backend: "qemu", Image: "default", CPUs: 2, MemoryMiB: 2048},
+			Description: template.Description{Key: "0123456789abcdef0123", Backend: "qemu", Image: "default", CPUs: 2, MemoryMiB: 2048, DiskSize: 15 << 30},
 			Created:     now.Add(-time.Hour), LastUsed: now.Add(-time.Minute), Bytes: 700 << 20,
 		}, InUse: 3},
 		{Info: template.Info{
@@ -26,9 +26,9 @@ func templatesForTest() []sandbox.TemplateInfo {
 func TestTemplateCommands(t *testing.T) {
 	f := &fakeService{templates: templatesForTest()}
 	code, out, _ := f.run(t, "template", "list")
-	want := `KEY               IMAGE      CPUS  MEMORY   AGE      USED       DISK       IN USE
-0123456789abcdef  default    2     2.0 GiB  1h00m  1m00s ago  700.0 MiB  3
-fedcba9876543210  (retired)  -     -        2h00m  -          1.0 MiB    1
+	want := `KEY               IMAGE      CPUS  MEMORY   VM DISK   AGE      USED       DISK       IN USE
+0123456789abcdef  default    2     2.0 GiB  15.0 GiB  1h00m  1m00s ago  700.0 MiB  3
+fedcba9876543210  (retired)  -     -        -         2h00m  -          1.0 MiB    1
 `
 	squeeze := func(s string) string { return strings.Join(strings.Fields(s), " ") }
 	if code != exitOK || squeeze(out) != squeeze(want) {

@@ -95,7 +95,7 @@ var schema = []Key{
 	{Path: "vm.cpus", Kind: Integer, Default: int64(1), Allowed: "a whole number from 1 to 4096", Legacy: true, check: checkCPUs,
 		Doc: "Virtual CPUs.", target: func(c *Config) any { return &c.VM.CPUs }},
 	positive("vm.memory_gib", 2, "Memory in GiB.", func(c *Config) *float64 { return &c.VM.MemoryGiB }),
-	positive("vm.disk_gib", 15, "Size of the root disk in GiB.", func(c *Config) *float64 { return &c.VM.DiskGiB }),
+	positive("vm.disk_gib", 15, "Size of the root disk in GiB: at least the image's own root file system (3 GiB for default); a smaller value gives that.", func(c *Config) *float64 { return &c.VM.DiskGiB }),
 	{Path: "vm.arch", Kind: Text, Allowed: "an architecture such as amd64, x86_64, arm64 or aarch64", Legacy: true, check: checkPattern(archName),
 		Doc: "Architecture of the guest; the host's if absent.", target: func(c *Config) any { return &c.VM.Arch }},
 	{Path: "vm.vm_type", Kind: Text, Allowed: "the name of a Lima VM type, such as qemu or vz", Legacy: true, Only: "lima", check: checkPattern(archName),

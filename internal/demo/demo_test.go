@@ -58,6 +58,7 @@ func alive(t *testing.T, state string) bool {
 
 func TestDemoRunsToItsEnd(t *testing.T) {
 	o, out, state := options(t, "")
+	o.Settings.ImageDir = filepath.Join(t.TempDir(), "images")
 	o.EnsureImage = func(_ context.Context, progress func(string, string)) (bool, error) {
 		progress("packages", "one")
 		return false, nil
@@ -81,7 +82,7 @@ func TestDemoRunsToItsEnd(t *testing.T) {
 	}
 	for _, want := range []string{
 		"packages: one", "→ create_instance", "boot: half way", "guest kernel 9.9.9", r.Artifacts[0].SHA256,
-		"The demo ran to its end.", "Next: have your MCP client start " + o.Server, "the template in which", "STEP ", "PART OF GETTING THE VM",
+		"The demo ran to its end.", "Next: have your MCP client start " + o.Server, "the template in which", "STEP ", "state: " + o.Settings.Home + ", ", "state: " + o.Settings.ImageDir + ", ",
 	} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("the story lacks %q:\n%s", want, out)

@@ -4,11 +4,11 @@ import (
 	"encoding/json"
 	"fmt"
 	"path/filepath"
-	"slices"
 	"strings"
 	"time"
 
 	"sandboxforge/internal/cli/ui"
+	"sandboxforge/internal/host"
 )
 
 // argumentText shows a call's arguments on one line.
@@ -38,19 +38,6 @@ func (d *demo) summary(failed error) {
 	}
 	t.Row("total", ui.Duration(time.Duration(d.r.TotalMS)*time.Millisecond), "")
 	t.WriteTo(d.o.Out)
-	if len(d.r.TimingsMS) > 0 {
-		d.say("")
-		t := ui.NewTable("PART OF GETTING THE VM", "TIME")
-		var names []string
-		for name := range d.r.TimingsMS {
-			names = append(names, name)
-		}
-		slices.Sort(names)
-		for _, name := range names {
-			t.Row(name, ui.Duration(time.Duration(d.r.TimingsMS[name])*time.Millisecond))
-		}
-		t.WriteTo(d.o.Out)
-	}
 	for _, a := range d.r.Artifacts {
 		fmt.Fprintf(d.o.Out, "\nartifact %s\n  sha256 %s\n", a.RemotePath, a.SHA256)
 	}
@@ -66,6 +53,18 @@ func (d *demo) summary(failed error) {
 	}
 }
 
+// state says where what stays is, and what it takes.
+func (d *demo) state() {
+	s := d.o.Settings
+	dirs := []string{s.Home}
+	if rel, err := filepath.Rel(s.Home, s.ImageDir); err != nil || !filepath.IsLocal(rel) {
+		dirs = append(dirs, s.ImageDir)
+	}
+	for _, dir := range dirs {
+		d.say("state: %s, %s on the disk", dir, ui.Bytes(host.TreeAllocated(dir)))
+	}
+}
+
 // next says what stays and what to do with it.
 func (d *demo) next() {
 	switch {
@@ -74,6 +73,7 @@ func (d *demo) next() {
 	case d.o.EnsureImage != nil:
 		d.say("The guest image stays.")
 	}
+	d.state()
 	d.say("\nNext: have your MCP client start %s", d.o.Server)
 	d.say("(README.md, “Connecting clients”, shows how) and ask it for a VM for a workspace of yours;")
 	d.say("see its VMs with %s.", filepath.Join(filepath.Dir(d.o.Server), "sandboxforge ps"))

@@ -44,15 +44,33 @@ func tools() string {
 ` + "`?`" + ` marks what is optional. Times are ISO-8601 in UTC. Results are structured content
 plus a short text. A failed call has isError true and, as text and under _meta, the JSON
 {error_code, message, details}; details always has probable_cause and next_steps.
-The docker_* tools and validate_image of the earlier version are not in this one yet.
 `)
 	b.WriteString(mcpserver.Describe())
-	b.WriteString("\n## Error codes\n\n")
+	b.WriteString(capabilities)
+	b.WriteString("\n## Error codes\n\nEach fault says more in probable_cause and next_steps.\n\n| code | usual cause | what helps |\n|---|---|---|\n")
 	for _, c := range fault.Codes() {
-		fmt.Fprintf(&b, "- `%s`\n", c)
+		cause, remedy := c.Meaning()
+		fmt.Fprintf(&b, "| `%s` | %s | %s |\n", c, cell(cause), cell(remedy))
 	}
 	return b.String()
 }
+
+// capabilities explains the fields of backend.Capabilities; a test compares the
+// names.
+const capabilities = `
+## Capabilities
+
+What the backend of an instance can do, in the results of create_instance,
+restore_instance and fork_instance:
+
+- ` + "`snapshots`" + `: snapshot_instance saves the VM with its memory
+- ` + "`clones`" + `: new VMs can begin in a saved state, as fork_instance and restore_instance need
+- ` + "`egress_policy`" + `: what the VM may reach can be limited
+- ` + "`host_loopback_reachable`" + `: the VM reaches services on the host's loopback
+- ` + "`disk_growth`" + `: vm.disk_gib above the image's size takes effect
+- ` + "`dies_with_owner`" + `: the VM ends with its supervisor, not with the client or server
+- ` + "`memory_return`" + `: memory that the VM frees goes back to the host
+`
 
 func configuration() string {
 	var b strings.Builder

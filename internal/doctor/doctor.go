@@ -69,8 +69,18 @@ func Run(ctx context.Context, o Options) *Report {
 		return r
 	}
 	o.operator(r)
-	o.home(r)
-	o.machine(r)
+	if !o.home(r) {
+		// Whatever else were looked at would fail for the same reason.
+		o.machine(r, false)
+		for _, id := range []string{"backend", "image", "instances"} {
+			r.add(needsHome(id))
+		}
+		return r
+	}
+	o.machine(r, true)
+	if !o.accelerator(r) {
+		return r
+	}
 	o.backends(ctx, r, say)
 	say("images", "")
 	o.images(r)
@@ -132,8 +142,9 @@ func (o Options) operator(r *Report) {
 	r.add(c)
 }
 
-// home looks whether state can be written, by writing.
-func (o Options) home(r *Report) {
+// home looks whether state can be written, by writing, and reports whether it
+// can.
+func (o Options) home(r *Report) bool {
 	dir := o.Settings.Home
 	err := o.Settings.EnsureHome()
 	if err == nil {
@@ -141,7 +152,7 @@ func (o Options) home(r *Report) {
 	}
 	if err == nil {
 		r.add(Check{ID: "home", Status: OK, Summary: dir + " is writable"})
-		return
+		return true
 	}
 	f := fault.From(err)
 	fix := f.NextSteps
@@ -149,6 +160,29 @@ func (o Options) home(r *Report) {
 		fix = []string{"make " + dir + " writable for this user, or set SANDBOXFORGE_HOME to a directory that is"}
 	}
 	r.add(Check{ID: "home", Status: Fail, Summary: f.Error(), Fix: fix})
+	return false
+}
+
+func needsHome(id string) Check {
+	return Check{ID: id, Status: Info, Summary: "not looked at: it needs the state directory"}
+}
+
+// accelerators are what SANDBOX_ACCEL can be on a system; there is no choice
+// on others.
+var accelerators = map[string][]string{"linux": {"auto", "kvm", "tcg"}, "darwin": {"auto", "hvf", "tcg"}}
+
+// accelerator says what no backend of this system can obey, and reports whether
+// there is nothing to say. The backends need not be asked then.
+func (o Options) accelerator(r *Report) bool {
+	here := accelerators[o.Host.GOOS]
+	if o.Settings.Backend == "hyperv" || here == nil || slices.Contains(here, o.Settings.Accel) {
+		return true
+	}
+	r.add(Check{
+		ID: "accelerator", Status: Fail, Summary: "SANDBOX_ACCEL=" + o.Settings.Accel + ": not on " + o.Host.GOOS,
+		Fix: []string{fmt.Sprintf("unset SANDBOX_ACCEL, or set it to %s or %s", strings.Join(here[:len(here)-1], ", "), here[len(here)-1])},
+	})
+	return false
 }
 
 func tryWrite(dir string) error {
@@ -164,7 +198,9 @@ func tryWrite(dir string) error {
 	return f.Sync()
 }
 
-func (o Options) machine(r *Report) {
+// machine looks at processors and memory, and at the disk below the home where
+// there is one.
+func (o Options) machine(r *Report, home bool) {
 	r.add(Check{ID: "cpu", Status: OK, Summary: fmt.Sprintf("%d processors", o.Host.CPUs())})
 
 	if avail, err := o.Host.Memory(); err != nil {
@@ -174,7 +210,9 @@ func (o Options) machine(r *Report) {
 			"free memory, or ask for less: vm.memory_gib = %.1f in .sandboxforge.toml", gib/2,
 			"end other programs: the smallest useful VM needs 1 GiB"))
 	}
-	if free, err := o.Host.DiskFree(o.Settings.VMDir()); err != nil {
+	if !home {
+		r.add(needsHome("disk"))
+	} else if free, err := o.Host.DiskFree(o.Settings.VMDir()); err != nil {
 		r.add(Check{ID: "disk", Status: Warn, Summary: "free disk space is unknown: " + err.Error()})
 	} else {
 		c := enough("disk", "free for VMs", free, leastDisk, defaultDisk,
@@ -301,6 +339,12 @@ func (o Options) backends(ctx context.Context, r *Report, say func(string, strin
 			}
 			if len(c.Fix) > 0 {
 				c.Status = Warn
+			}
+			if i := slices.IndexFunc(rep.Problems, func(p backend.Problem) bool { return p.Doubtful }); i >= 0 {
+				// The server would take it, and the VM would not come up.
+				p := rep.Problems[i]
+				c.Status, c.Summary, c.Fix = Fail, p.What, o.Host.fixes([]string{p.Fix})
+				c.Details = slices.DeleteFunc(c.Details, func(d string) bool { return d == p.What })
 			}
 			if r.Backend == "" {
 				r.Backend, r.Accelerator = name, rep.Accelerator

@@ -97,7 +97,14 @@ func TestRun(t *testing.T) {
 			file := filepath.Join(filepath.Dir(o.Settings.Home), "file")
 			os.WriteFile(file, nil, 0o600)
 			o.Settings.Home = filepath.Join(file, "home")
-		}, false, "home", Fail, "SANDBOXFORGE_HOME", ""},
+		}, false, "home", Fail, "SANDBOXFORGE_HOME", "SANDBOX_BACKEND"},
+		"accelerator of another system": {func(o *Options) {
+			o.Settings.Accel, o.Backends = "hvf", []backend.Backend{unusable("lima")}
+		}, false, "accelerator", Fail, "SANDBOX_ACCEL=hvf: not on linux\nunset SANDBOX_ACCEL, or set it to auto, kvm or tcg", "backend"},
+		"accelerator that hyperv ignores": {func(o *Options) {
+			o.Settings.Accel, o.Settings.Backend, o.Backends = "kvm", "hyperv", []backend.Backend{usable("hyperv", "")}
+			o.Host.GOOS = "windows"
+		}, true, "backend.hyperv", OK, "usable", "SANDBOX_ACCEL"},
 		"operator's file": {func(o *Options) {
 			o.Settings.ConfigHome = t.TempDir()
 			file := filepath.Join(o.Settings.ConfigHome, "sandboxforge-mcp", "config.toml")
@@ -105,7 +112,12 @@ func TestRun(t *testing.T) {
 				t.Fatal(err)
 			}
 		}, false, "config", Fail, "vm.cpu: unknown key", ""},
-		"no backend":  {func(o *Options) { o.Backends = []backend.Backend{unusable("qemu"), unusable("lima")} }, false, "backend.qemu", Fail, "apt-get install qemu", "dnf"},
+		"no backend": {func(o *Options) { o.Backends = []backend.Backend{unusable("qemu"), unusable("lima")} }, false, "backend.qemu", Fail, "apt-get install qemu", "dnf"},
+		"forced, and known not to work": {func(o *Options) {
+			b := usable("qemu", "kvm")
+			b.report.Problems = []backend.Problem{{What: "kvm is forced, and did not work", Fix: "unset SANDBOX_ACCEL", Doubtful: true}}
+			o.Backends = []backend.Backend{b, usable("lima", "")}
+		}, false, "backend.qemu", Fail, "kvm is forced, and did not work\ntried kvm\nunset SANDBOX_ACCEL", "A VM can be made"},
 		"second best": {func(o *Options) { o.Backends = []backend.Backend{unusable("qemu"), usable("lima", "")} }, true, "backend.qemu", Warn, "apt-get", ""},
 		"second best needs no image": {func(o *Options) {
 			o.Backends = []backend.Backend{unusable("qemu"), usable("lima", "")}
@@ -188,6 +200,34 @@ func TestRun(t *testing.T) {
 	}
 }
 
+// Without a state directory one thing has to be mended, and that is all that is
+// said, even where it is why there is no backend to ask.
+func TestAHomeThatCannotBeMadeIsTheOneFailure(t *testing.T) {
+	o := good(t)
+	file := filepath.Join(filepath.Dir(o.Settings.Home), "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	o.Settings.Home = filepath.Join(file, "home")
+	o.Backends = nil
+	o.Images = func() ([]ImageState, error) { return []ImageState{{Name: "default", Default: true}}, nil }
+	r := Run(t.Context(), o)
+	failed := 0
+	for _, c := range r.Checks {
+		if c.Status == Fail {
+			failed++
+		}
+	}
+	if failed != 1 || r.OK || r.Find("home").Status != Fail {
+		t.Errorf("%+v", r.Checks)
+	}
+	for _, id := range []string{"disk", "backend"} {
+		if c := r.Find(id); c == nil || c.Status != Info || !strings.Contains(c.Summary, "needs the state directory") {
+			t.Errorf("%s: %+v", id, c)
+		}
+	}
+}
+
 func TestFixesAreForThisHost(t *testing.T) {
 	both := []string{"Debian, Ubuntu: sudo apt-get install x", "Fedora: sudo dnf install x", "Arch: sudo pacman -S x", "or do without"}
 	for name, c := range map[string]struct {
@@ -212,6 +252,33 @@ func TestFixesAreForThisHost(t *testing.T) {
 		}}
 		if got := h.fixes(c.in); !slices.Equal(got, c.want) {
 			t.Errorf("%s: %q, want %q", name, got, c.want)
+		}
+	}
+}
+
+// The distribution decides, not what else is on the PATH, and what is missing is
+// one command.
+func TestFixesAreOneCommandOfThisDistribution(t *testing.T) {
+	missing := []string{
+		"sudo apt-get install -y --no-install-recommends qemu-system-x86, or sudo dnf install -y qemu-system-x86-core, or sudo pacman -S --needed qemu-system-x86",
+		"sudo apt-get install -y --no-install-recommends qemu-utils, or sudo dnf install -y qemu-img, or sudo pacman -S --needed qemu-img",
+		"do something else",
+	}
+	for release, want := range map[string][]string{
+		"NAME=Mint\nID=linuxmint\nID_LIKE=\"ubuntu debian\"\n": {"sudo apt-get install -y --no-install-recommends qemu-system-x86 qemu-utils", "do something else"},
+		"ID=\"rocky\"\nID_LIKE=\"rhel centos fedora\"\n":       {"sudo dnf install -y qemu-system-x86-core qemu-img", "do something else"},
+		"ID=arch\n": {"sudo pacman -S --needed qemu-system-x86 qemu-img", "do something else"},
+		"ID=plan9\n": {"sudo apt-get install -y --no-install-recommends qemu-system-x86 qemu-utils", "sudo dnf install -y qemu-system-x86-core qemu-img",
+			"sudo pacman -S --needed qemu-system-x86 qemu-img", "do something else"},
+	} {
+		h := Host{Distribution: func() []string { return distribution(release) }, LookPath: func(p string) (string, error) {
+			if strings.Contains(release, "ID=arch") && p != "dnf" {
+				return p, nil // apt-get too, for containers of another distribution
+			}
+			return "", errors.New("no")
+		}}
+		if got := h.fixes(missing); !slices.Equal(got, want) {
+			t.Errorf("%q: %q, want %q", release, got, want)
 		}
 	}
 }

@@ -3,6 +3,7 @@ package doctor
 import (
 	"os"
 	"os/exec"
+	"regexp"
 	"runtime"
 	"slices"
 	"strings"
@@ -15,6 +16,9 @@ type Host struct {
 	GOOS, GOARCH string
 	Root         bool // the effective user is root
 	LookPath     func(string) (string, error)
+	// Distribution is ID and ID_LIKE of /etc/os-release, the closest name first;
+	// nil or empty where it does not say.
+	Distribution func() []string
 	CPUs         func() int
 	Memory       func() (int64, error)       // available, in bytes
 	DiskFree     func(string) (int64, error) // where path will be, in bytes
@@ -30,9 +34,16 @@ type Host struct {
 func ThisHost() Host {
 	return Host{
 		GOOS: runtime.GOOS, GOARCH: runtime.GOARCH,
-		Root:      os.Geteuid() == 0,
-		LookPath:  exec.LookPath,
-		CPUs:      host.CPUs,
+		Root:     os.Geteuid() == 0,
+		LookPath: exec.LookPath,
+		CPUs:     host.CPUs,
+		Distribution: func() []string {
+			text, err := os.ReadFile("/etc/os-release")
+			if err != nil {
+				return nil
+			}
+			return distribution(string(text))
+		},
 		Memory:    host.MemoryAvailable,
 		DiskFree:  host.DiskFree,
 		Processes: Processes,
@@ -45,25 +56,61 @@ func ThisHost() Host {
 type manager struct {
 	program string
 	words   []string
+	of      []string // distributions, as /etc/os-release names them
 }
 
 var managers = []manager{
-	{"apt-get", []string{"apt-get", "apt "}},
-	{"dnf", []string{"dnf"}},
-	{"pacman", []string{"pacman"}},
+	{"apt-get", []string{"apt-get", "apt "}, []string{"debian", "ubuntu"}},
+	{"dnf", []string{"dnf"}, []string{"fedora", "rhel", "centos"}},
+	{"pacman", []string{"pacman"}, []string{"arch"}},
+}
+
+// distribution reads ID and ID_LIKE in the text of an os-release file.
+func distribution(text string) []string {
+	var id, like []string
+	for line := range strings.Lines(text) {
+		key, value, _ := strings.Cut(strings.TrimSpace(line), "=")
+		switch words := strings.Fields(strings.Trim(value, `"'`)); key {
+		case "ID":
+			id = words
+		case "ID_LIKE":
+			like = words
+		}
+	}
+	return append(id, like...)
+}
+
+// manager is the package manager of this host: that of its distribution, unless
+// only others are there; nil if neither says.
+func (h Host) manager() *manager {
+	here := func(m *manager) bool {
+		_, err := h.LookPath(m.program)
+		return err == nil
+	}
+	var first *manager
+	for i := range managers {
+		if here(&managers[i]) {
+			first = &managers[i]
+			break
+		}
+	}
+	if h.Distribution != nil {
+		for _, name := range h.Distribution() {
+			for i := range managers {
+				if m := &managers[i]; slices.Contains(m.of, name) && (first == nil || here(m)) {
+					return m
+				}
+			}
+		}
+	}
+	return first
 }
 
 // fixes keeps, of instructions for several distributions, those for this host,
 // as commands that can be typed here: without the distribution's name before
 // them, and without sudo for root.
 func (h Host) fixes(steps []string) []string {
-	var mine *manager
-	for i := range managers {
-		if _, err := h.LookPath(managers[i].program); err == nil {
-			mine = &managers[i]
-			break
-		}
-	}
+	mine := h.manager()
 	var out []string
 	for _, step := range steps {
 		for _, line := range split(step) {
@@ -86,7 +133,47 @@ func (h Host) fixes(steps []string) []string {
 			}
 		}
 	}
+	return joined(out)
+}
+
+// install is a command that installs packages: how, its options, and which.
+var install = regexp.MustCompile(`^((?:sudo )?(?:apt-get install|dnf install|pacman -S))((?: --?[a-z-]+)*)((?: [a-z0-9][a-z0-9+.-]*)+)$`)
+
+// joined makes one command of those that install packages in the same way, in
+// the place of the first.
+func joined(steps []string) []string {
+	type command struct {
+		at                int
+		options, packages []string
+	}
+	commands := map[string]*command{}
+	var out []string
+	for _, step := range steps {
+		m := install.FindStringSubmatch(step)
+		if m == nil {
+			out = append(out, step)
+			continue
+		}
+		c := commands[m[1]]
+		if c == nil {
+			c = &command{at: len(out)}
+			commands[m[1]] = c
+			out = append(out, "")
+		}
+		c.options = union(c.options, strings.Fields(m[2]))
+		c.packages = union(c.packages, strings.Fields(m[3]))
+		out[c.at] = strings.Join(slices.Concat([]string{m[1]}, c.options, c.packages), " ")
+	}
 	return out
+}
+
+func union(a, b []string) []string {
+	for _, s := range b {
+		if !slices.Contains(a, s) {
+			a = append(a, s)
+		}
+	}
+	return a
 }
 
 // split makes one instruction per line, and per package manager where a line

@@ -22,7 +22,7 @@ const (
 // Check is one thing that was looked at.
 type Check struct {
 	// ID is stable: environment, home, cpu, memory, disk, container, image,
-	// image.tools, instances, leftovers, backend.NAME.
+	// image.tools, instances, leftovers, accelerator, backend.NAME, backend.
 	ID      string   `json:"id"`
 	Status  Status   `json:"status"`
 	Summary string   `json:"summary"`
@@ -93,15 +93,14 @@ func (r *Report) WriteText(w io.Writer) error {
 		b.WriteString(".\n")
 	} else {
 		b.WriteString("\nNo VM can be made here yet. What to do:\n")
-		n := 0
+		var steps []string
 		for _, c := range r.Checks {
-			if c.Status != Fail {
-				continue
+			if c.Status == Fail {
+				steps = union(steps, c.Fix)
 			}
-			for _, f := range c.Fix {
-				n++
-				fmt.Fprintf(&b, "  %d. %s\n", n, ui.Clean(f))
-			}
+		}
+		for i, f := range joined(steps) {
+			fmt.Fprintf(&b, "  %d. %s\n", i+1, ui.Clean(f))
 		}
 	}
 	_, err := io.WriteString(w, b.String())

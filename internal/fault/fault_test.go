@@ -35,6 +35,9 @@ func TestFromKeepsTheInnermostKnowledge(t *testing.T) {
 
 func TestEveryCodeHasACauseAndARemedy(t *testing.T) {
 	for _, c := range Codes() {
+		if cause, remedy := c.Meaning(); cause == "" || remedy == "" {
+			t.Errorf("%s: %q, %q in the documentation", c, cause, remedy)
+		}
 		d := New(c, "it happened").DetailMap()
 		if d["probable_cause"] == "" || len(d["next_steps"].([]string)) == 0 {
 			t.Errorf("%s: details %v leave the reader alone", c, d)

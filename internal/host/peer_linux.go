@@ -49,22 +49,26 @@ func PeerProcess(conn net.Conn, likely ...int) (pid int, exe string, err error) 
 	return pid, strings.TrimSuffix(exe, " (deleted)"), nil
 }
 
-// PortHolder names the process that listens on a TCP port of this machine, ""
-// if that cannot be told.
-func PortHolder(port int) string {
+// PortHolder is the process that listens on a TCP port of this machine, and the
+// name of its program; pid is 0 if that cannot be told.
+func PortHolder(port int) (name string, pid int) {
 	sockets, err := socketsWhere(func(s tcpSocket) bool { return s.listens && int(s.local.Port()) == port })
 	if err != nil {
-		return ""
+		return "", 0
 	}
 	pid, ok := holderOf(sockets, nil)
 	if !ok {
-		return ""
+		return "", 0
+	}
+	// The kernel's name for it has 15 letters at most.
+	if exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid)); err == nil {
+		return strings.TrimSuffix(filepath.Base(exe), " (deleted)"), pid
 	}
 	comm, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
 	if err != nil {
-		return ""
+		return "", 0
 	}
-	return fmt.Sprintf("%s (pid %d)", strings.TrimSpace(string(comm)), pid)
+	return strings.TrimSpace(string(comm)), pid
 }
 
 func addrPort(a net.Addr) netip.AddrPort {

@@ -15,4 +15,4 @@ func PeerProcess(net.Conn, ...int) (pid int, exe string, err error) {
 }
 
 // PortHolder is not known on this platform.
-func PortHolder(int) string { return "" }
+func PortHolder(int) (name string, pid int) { return "", 0 }

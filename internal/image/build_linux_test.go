@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -156,6 +157,9 @@ func TestBuildListFindRemove(t *testing.T) {
 		if _, err := s.FindArch(name, "amd64"); !fault.Is(err, fault.ImageNotFound) || len(fault.From(err).NextSteps) == 0 {
 			t.Errorf("Find(%q): %v", name, err)
 		}
+	}
+	if _, err := s.FindArch("nonesuch", "amd64"); !slices.Equal(fault.From(err).NextSteps, []string{"build it: `sandboxforge image build --as nonesuch`, choose one of: minimal, or leave vm.image out"}) {
+		t.Errorf("what to do: %q", fault.From(err).NextSteps)
 	}
 	held := func(*Image) (string, error) { return "instance i-1", nil }
 	if err := s.Remove(t.Context(), img, held); err == nil || !strings.Contains(err.Error(), "i-1") {

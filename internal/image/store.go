@@ -77,7 +77,7 @@ func (s Store) FindArch(name, arch string) (*Image, error) {
 			return img, nil
 		}
 	}
-	return nil, notFound(name, base, arch)
+	return nil, notFound(name, base, arch, images)
 }
 
 // Lookup returns the image of exactly this recipe, or IMAGE_NOT_FOUND.
@@ -88,12 +88,13 @@ func (s Store) Lookup(r Recipe) (*Image, error) {
 	}
 	img, err := openImage(filepath.Join(s.Dir, dirName(r.Name, r.Arch, digest)))
 	if err != nil {
-		return nil, notFound(r.Name, r.Name, r.Arch)
+		return nil, notFound(r.Name, r.Name, r.Arch, nil)
 	}
 	return img, nil
 }
 
-func notFound(asked, name, arch string) error {
+// notFound says how to make the image, and which of there would do.
+func notFound(asked, name, arch string, there []*Image) error {
 	f := fault.New(fault.ImageNotFound, "there is no image %q", cmp.Or(asked, name))
 	if arch != runtime.GOARCH {
 		return fault.New(fault.ImageNotFound, "there is no image %q for %s", cmp.Or(asked, name), arch).
@@ -104,8 +105,19 @@ func notFound(asked, name, arch string) error {
 		return f.Because("it has not been built on this machine yet, or not in this version").
 			Next("run `sandboxforge image build %s` on the host", name)
 	}
+	choose := ""
+	var built []string
+	for _, img := range there {
+		if img.Arch == arch && !slices.Contains(built, img.Name) {
+			built = append(built, img.Name)
+		}
+	}
+	if len(built) > 0 {
+		slices.Sort(built)
+		choose = " choose one of: " + strings.Join(built, ", ") + ","
+	}
 	return f.Because("no image of that name has been built").
-		Next("run `sandboxforge image list` on the host; recipes are %s", strings.Join(Names(), ", "))
+		Next("build it: `sandboxforge image build --as %s`,%s or leave vm.image out", name, choose)
 }
 
 // Remove deletes an image. inUse, if not nil, is asked under the image's lock

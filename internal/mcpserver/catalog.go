@@ -78,7 +78,7 @@ func catalogInstances() []*tool {
 			Name:  "prepare_workspace",
 			Title: "Make a VM ready for work",
 			Description: "Does on an existing instance what create_instance does with auto_bootstrap: waits for Docker, makes the instance's network, copies the workspace in (incremental), and starts the services that the workspace's configuration enables (infra.mysql, infra.redis, infra.postgres), as containers on that network. " +
-				"A service is ready when it has answered a real query; one that is not yet is a warning and service_readiness.ready=false, or with wait_for_ready=true the error SERVICE_NOT_READY with the last lines of its log. " +
+				"A service is ready when it has answered a real query; one that is not yet is a warning and service_readiness.ready=false, or with wait_for_ready=true the error SERVICE_NOT_READY with the last lines of its log. A service whose image cannot be fetched or whose container cannot be made is SERVICE_NOT_READY in either case. " +
 				"connection_env (DB_HOST, MYSQL_*, REDIS_*, PG*, passwords included) is how to reach them: every command and container of the instance gets it, host names work in the VM itself too, and the configuration's inject_env_to files have it in the VM's workspace, never on the host. " +
 				"May be repeated at any time: it only does what is missing. The instance must have a workspace (WORKSPACE_BINDING_REQUIRED otherwise). " +
 				"Returns docker_command to use in command lines, the workspace's directory in the VM (workspace_paths.preferred), services and connection_env. Reports progress.",

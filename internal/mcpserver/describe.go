@@ -29,6 +29,10 @@ func Describe() string {
 				label += "?"
 			}
 			fmt.Fprintf(&b, "| %s | %s | %s |\n", label, cell(typeWords(p)), cell(p.Description))
+			for _, key := range ordered(p) {
+				k := p.Properties[key]
+				fmt.Fprintf(&b, "| `%s.%s`? | %s | %s |\n", name, key, cell(typeWords(k)), cell(k.Description))
+			}
 		}
 		out := t.mcp.OutputSchema.(*jsonschema.Schema)
 		b.WriteString("\nResult: " + strings.Join(fields(out), ", ") + ".\n")

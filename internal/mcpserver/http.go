@@ -155,6 +155,12 @@ func bearer(next http.Handler, token string) http.Handler {
 		}))
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("WWW-Authenticate", `Bearer realm="sandboxforge"`)
+		// The library's own refusal does not say what to do.
+		scheme, got, _ := strings.Cut(strings.TrimSpace(r.Header.Get("Authorization")), " ")
+		if _, err := verify(r.Context(), strings.TrimSpace(got), r); err != nil || !strings.EqualFold(scheme, "Bearer") {
+			httpError(w, http.StatusUnauthorized, jsonrpc.CodeInvalidRequest, "send the header Authorization: Bearer TOKEN, the value of MCP_HTTP_TOKEN")
+			return
+		}
 		inner.ServeHTTP(w, r)
 	})
 }

@@ -147,7 +147,11 @@ func TestBearerToken(t *testing.T) {
 		"": 401, "s3cret-token": 401, "Bearer": 401, "Bearer ": 401, "Bearer s3cret-toke": 401, "Bearer s3cret-tokenn": 401, "Basic s3cret-token": 401, "Bearer S3CRET-TOKEN": 401,
 		"Bearer s3cret-token": 200, "bearer s3cret-token": 200,
 	} {
-		h := exchange{name: auth, method: "POST", body: initialize, headers: map[string]string{"Authorization": auth}, status: status}.run(t, url)
+		says := ""
+		if status == 401 {
+			says = "send the header Authorization: Bearer TOKEN, the value of MCP_HTTP_TOKEN"
+		}
+		h := exchange{name: auth, method: "POST", body: initialize, headers: map[string]string{"Authorization": auth}, status: status, says: says}.run(t, url)
 		if got := h.Get("WWW-Authenticate"); (got != "") != (status == 401) {
 			t.Errorf("%q: WWW-Authenticate %q", auth, got)
 		}

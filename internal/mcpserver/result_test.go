@@ -195,3 +195,13 @@ func TestLogsReadByOffsetsAreWhole(t *testing.T) {
 		}
 	}
 }
+
+func TestDiagnosticsOfAWholeFileHaveNoLine(t *testing.T) {
+	text := textValidate(&sandbox.ValidateWorkspaceConfigResult{Diagnostics: []sandbox.Diagnostic{
+		{Severity: "warning", File: ".old.toml", Message: "rename it"},
+		{Severity: "error", File: ".new.toml", Line: 3, Column: 7, Message: "no"},
+	}})
+	if !strings.Contains(text, "warning: .old.toml: rename it") || !strings.Contains(text, "error: .new.toml:3:7: no") {
+		t.Error(text)
+	}
+}

@@ -202,3 +202,26 @@ func TestNullable(t *testing.T) {
 		t.Errorf("list: %s", got)
 	}
 }
+
+// A client that believes that a call can be repeated loses work, or does it
+// twice: the instructions name exactly the tools that take request_id.
+func TestInstructionsNameTheToolsThatTakeARequestID(t *testing.T) {
+	sentence := ""
+	for _, s := range strings.Split(instructions, ". ") {
+		if strings.Contains(s, " take request_id") {
+			sentence, _, _ = strings.Cut(s, " take request_id")
+		}
+	}
+	named := strings.FieldsFunc(strings.ReplaceAll(sentence, " and ", ", "), func(r rune) bool { return r == ',' || r == ' ' })
+	var take []string
+	for _, tool := range catalog() {
+		if _, ok := tool.mcp.InputSchema.(*jsonschema.Schema).Properties["request_id"]; ok {
+			take = append(take, tool.spec.Name)
+		}
+	}
+	slices.Sort(named)
+	slices.Sort(take)
+	if !slices.Equal(named, take) {
+		t.Errorf("the instructions name %q, the tools that take request_id are %q", named, take)
+	}
+}

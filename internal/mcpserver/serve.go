@@ -127,17 +127,26 @@ func (s *Server) shutdown(web *webServer, down <-chan error) {
 	}
 }
 
-// portTaken is the fault of a port that somebody ("" if unknown) listens on.
-func portTaken(port int, who string) error {
-	if who == "" {
+// portTaken is the fault of a port that a program (pid 0 if unknown) listens on.
+func portTaken(port int, program string, pid int) error {
+	if pid == 0 {
 		return fault.New(fault.InvalidArgument, "port %d is taken", port).
 			Because("another program listens there").
 			Next("stop what holds it, or set MCP_HTTP_PORT to another port")
 	}
-	return fault.New(fault.InvalidArgument, "port %d is taken by %s", port, who).
+	if strings.HasPrefix(program, "sandboxforge") {
+		return fault.New(fault.InvalidArgument, "port %d is taken by another SandboxForge server (pid %d)", port, pid).
+			Because("another server listens there; all servers see the same instances").
+			Next("point the client at it, end it, or set MCP_HTTP_PORT")
+	}
+	return fault.New(fault.InvalidArgument, "port %d is taken by %s (pid %d)", port, program, pid).
 		Because("another program listens there").
-		Next("if it is a SandboxForge server, point the client at it: all servers see the same instances").
-		Next("else stop it, or set MCP_HTTP_PORT to another port")
+		Next("stop what holds it, or set MCP_HTTP_PORT to another port")
+}
+
+func taken(port int) error {
+	program, pid := host.PortHolder(port)
+	return portTaken(port, program, pid)
 }
 
 // webServer is a bound listener and what serves it.
@@ -156,7 +165,7 @@ func (s *Server) listen(ctx context.Context, cfg Config, used *activity) (*webSe
 	ln, err := lc.Listen(ctx, "tcp", cfg.address())
 	if err != nil {
 		if errors.Is(err, syscall.EADDRINUSE) || isAddrInUse(err) {
-			return nil, portTaken(cfg.Port, host.PortHolder(cfg.Port))
+			return nil, taken(cfg.Port)
 		}
 		return nil, fmt.Errorf("cannot listen on MCP_HTTP_HOST=%q, MCP_HTTP_PORT=%d: %w", cfg.Host, cfg.Port, err)
 	}

@@ -315,3 +315,15 @@ func TestTerminate(t *testing.T) {
 	}
 	<-called
 }
+
+func TestPortTakenNamesWhoHasIt(t *testing.T) {
+	for program, want := range map[string]struct{ says, next string }{
+		"sandboxforge-mcp-server": {"port 8765 is taken by another SandboxForge server (pid 7)", "point the client at it, end it, or set MCP_HTTP_PORT"},
+		"nginx":                   {"port 8765 is taken by nginx (pid 7)", "stop what holds it, or set MCP_HTTP_PORT to another port"},
+	} {
+		f := fault.From(portTaken(8765, program, 7))
+		if f.Message != want.says || len(f.NextSteps) != 1 || f.NextSteps[0] != want.next {
+			t.Errorf("%s: %q, %q", program, f.Message, f.NextSteps)
+		}
+	}
+}

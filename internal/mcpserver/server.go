@@ -67,7 +67,7 @@ type Server struct {
 	cancel context.CancelFunc
 }
 
-const instructions = `SandboxForge gives you disposable virtual machines. Nothing you run there touches the host; files move only through the copy, sync and artifact tools. Usual order: create_instance for the workspace (returns instance_id, Docker running and the workspace synced in), run_command or start_background_task, collect_artifacts or sync_instance_to_workspace, destroy_instance. Every instance has an expiry; extend_instance_ttl moves it. A failed call carries error_code, message and details with probable_cause and next_steps. Calls that change something take request_id: repeat a call that timed out with the same one.`
+const instructions = `SandboxForge gives you disposable virtual machines. Nothing you run there touches the host; files move only through the copy, sync and artifact tools. Usual order: create_instance for the workspace (returns instance_id, Docker running and the workspace synced in), run_command or start_background_task, collect_artifacts or sync_instance_to_workspace, destroy_instance. Every instance has an expiry; extend_instance_ttl moves it. A failed call carries error_code, message and details with probable_cause and next_steps. create_instance, run_command, start_background_task, fork_instance, snapshot_instance and restore_instance take request_id: repeat such a call with the same one after a timeout. Before repeating docker_run, docker_exec or extend_instance_ttl, look with docker_ps or list_instances whether it was done.`
 
 // New makes the server with the tools of the table.
 func New(opts Options) *Server {

@@ -82,7 +82,11 @@ func textValidate(r *sandbox.ValidateWorkspaceConfigResult) string {
 	for _, d := range r.Diagnostics {
 		fmt.Fprintf(&b, "\n%s: ", d.Severity)
 		if d.File != "" {
-			fmt.Fprintf(&b, "%s:%d:%d: ", d.File, d.Line, d.Column)
+			b.WriteString(d.File)
+			if d.Line > 0 { // of the whole file otherwise
+				fmt.Fprintf(&b, ":%d:%d", d.Line, d.Column)
+			}
+			b.WriteString(": ")
 		}
 		if d.Key != "" {
 			b.WriteString(d.Key + ": ")

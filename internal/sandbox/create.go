@@ -79,7 +79,8 @@ func (s *Service) createInstance(ctx context.Context, r CreateInstanceRequest, r
 		return nil, false, err
 	}
 	spec := vmSpec(res.Config.VM)
-	if err := s.prepareKind(ctx, sel, spec, timings); err != nil {
+	room := func() error { return s.roomFor(ctx, root, res) }
+	if err := s.prepareKind(ctx, sel, spec, room, timings); err != nil {
 		return nil, false, err
 	}
 	from, prepared := origin{}, false
@@ -88,7 +89,7 @@ func (s *Service) createInstance(ctx context.Context, r CreateInstanceRequest, r
 		from, prepared = s.preparedOrigin(ctx, sel, spec, res.Config)
 	}
 	if !prepared {
-		if from, err = s.originOf(ctx, sel, spec, timings); err != nil {
+		if from, err = s.originOf(ctx, sel, spec, room, timings); err != nil {
 			return nil, false, err
 		}
 	}
@@ -103,19 +104,19 @@ func (s *Service) createInstance(ctx context.Context, r CreateInstanceRequest, r
 	defer done()
 	timings["total"] = s.now().Sub(began).Milliseconds()
 	out := s.createResult(lease, sel, r, timings)
-	out.Warnings = warnings
+	out.Warnings = append(s.ttlWarning(r.TTLMinutes, lease.ExpiresAt), warnings...)
 
 	if err := s.bootstrap(ctx, lease, r, out, began, req != nil); err != nil {
 		return nil, true, err
 	}
-	s.record(ctx, "create_instance", lease.InstanceID, "", nil, map[string]any{"timings_ms": timings, "start_kind": lease.StartKind, "warnings": warnings})
+	s.record(ctx, "create_instance", lease.InstanceID, "", nil, map[string]any{"timings_ms": timings, "start_kind": lease.StartKind, "warnings": out.Warnings})
 	return out, true, nil
 }
 
 // prepareKind lets a backend make ready what VMs of this kind begin with, before
-// there is a lease whose time it would take. A create goes on without it, and the
-// next ones do not try again for a while.
-func (s *Service) prepareKind(ctx context.Context, sel Selected, spec backend.Spec, timings map[string]int64) error {
+// there is a lease whose time it would take, if there is room for the VM. A create
+// goes on without it, and the next ones do not try again for a while.
+func (s *Service) prepareKind(ctx context.Context, sel Selected, spec backend.Spec, room func() error, timings map[string]int64) error {
 	p, ok := sel.Backend.(backend.Preparer)
 	if !ok {
 		return nil
@@ -123,6 +124,9 @@ func (s *Service) prepareKind(ctx context.Context, sel Selected, spec backend.Sp
 	kind := backend.Spec{Name: sel.Backend.Name(), Arch: spec.Arch, Image: spec.Image, Template: spec.Template, VMType: spec.VMType}
 	if failed, ok := s.unprepared.Load(kind); ok && s.now().Sub(failed.(time.Time)) < templateRest {
 		return nil
+	}
+	if err := room(); err != nil {
+		return err
 	}
 	began := s.now()
 	err := p.Prepare(ctx, spec, func(stage, message string) { report(ctx, Progress{Stage: stage, Message: message}) })
@@ -189,6 +193,17 @@ func (s *Service) obtain(ctx context.Context, r CreateInstanceRequest, root stri
 // template before it is admitted.
 func (s *Service) roomForOne(ctx context.Context) error {
 	return s.store.Room(ctx, store.Limits{MaxInstances: s.settings.MaxInstances})
+}
+
+// roomFor refuses early what the host cannot carry, before minutes are spent on
+// a template for a VM that will not be admitted. It holds nothing for the VM:
+// the admission decides.
+func (s *Service) roomFor(ctx context.Context, root string, res *config.Resolved) error {
+	u, err := s.store.Usage(ctx)
+	if err != nil {
+		return err
+	}
+	return s.newHostCheck(ctx, root, res).early(u)
 }
 
 // vmSpec is the VM that a configuration asks for.

@@ -129,7 +129,10 @@ func (d *dockerCall) failed(code fault.Code, r *CommandResult, format string, ar
 	for _, k := range slices.Sorted(maps.Keys(fields)) {
 		e = e.With(k, fields[k])
 	}
-	if line := lastLine([]byte(r.Stderr)); line != "" {
+	if u, ok := docker.NotReached(r.Stderr); ok {
+		e = e.Because("%s", u.Cause(""))
+		e.NextSteps = u.Next("")
+	} else if line := docker.Complaint(r.Stderr); line != "" {
 		e = e.Because("%s", line)
 	}
 	return e

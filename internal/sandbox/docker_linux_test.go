@@ -78,6 +78,27 @@ func (w *world) withDocker(program string) *labEngine {
 	return e
 }
 
+// TestADockerThatReachesNoRegistry: the cause is what is wrong with the network,
+// and the way to do without it, not what the program happens to print last.
+func TestADockerThatReachesNoRegistry(t *testing.T) {
+	w := newWorld(t)
+	w.withDocker(`cat >&2 <<'END'
+Unable to find image 'app:1' locally
+docker: Error response from daemon: Get "https://registry.example/v2/": dial tcp: lookup registry.example on 192.0.2.1:53: no such host.
+See 'docker run --help'.
+END
+exit 125`).answers["GET /containers/json"] = []any{}
+	_, err := w.s.DockerRun(w.context(), DockerRunRequest{InstanceID: w.lease.InstanceID, Image: "app:1"})
+	wantCode(t, err, fault.DockerCommandFailed)
+	f := fault.From(err)
+	if f.Cause != "the VM cannot reach the registry (lookup registry.example on 192.0.2.1:53: no such host), and it does not have app:1" {
+		t.Error(f.Cause)
+	}
+	if len(f.NextSteps) < 2 || f.NextSteps[0] != "check with run_command: curl -sSI https://registry.example/v2/" || !strings.Contains(f.NextSteps[1], "--load app:1=ARCHIVE --as NAME") {
+		t.Error(f.NextSteps)
+	}
+}
+
 // TestARunThatFailsLateLeavesNothing: the docker program has done its part, and
 // then the caller leaves, or the engine does not answer.
 func TestARunThatFailsLateLeavesNothing(t *testing.T) {

@@ -89,6 +89,7 @@ func (s *Service) forkInstance(ctx context.Context, r ForkInstanceRequest, req *
 	timings["children"] = s.now().Sub(mark).Milliseconds()
 	timings["total"] = s.now().Sub(began).Milliseconds()
 	out := s.forkResult(sn, up, timings)
+	out.Warnings = append(s.ttlWarning(r.TTLMinutes, expires), out.Warnings...)
 	switch {
 	case ctx.Err() != nil:
 		// The last of them takes the state with it.

@@ -95,6 +95,12 @@ func (c labConfig) open() (backend.Backend, error) {
 				}
 				return nil
 			},
+			StateKey: func(_ context.Context, image string) error {
+				if image == "missing" {
+					return fault.New(fault.ImageNotFound, "there is no image %q", image)
+				}
+				return nil
+			},
 			Delete: func(context.Context, string) error {
 				if _, err := os.Stat(filepath.Join(c.Faults, "fail-delete")); err == nil {
 					return errors.New("the test keeps this VM")

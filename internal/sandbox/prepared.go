@@ -138,7 +138,7 @@ func (s *Service) keepPrepared(l store.Lease, res *config.Resolved) {
 		if s.pool.awaitQuiet(s.root) != nil {
 			return
 		}
-		if _, _, err := s.findTemplate(s.root, st, sel, spec, p, false); err != nil && s.root.Err() == nil {
+		if _, _, err := s.findTemplate(s.root, st, sel, spec, p, false, nil); err != nil && s.root.Err() == nil {
 			s.log.Info("no template with the services running", "services", strings.Join(services.Names(p.services), ", "), "reason", reasonOf(err))
 		}
 	})

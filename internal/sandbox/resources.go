@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"runtime"
+	"slices"
 
 	"sandboxforge/internal/config"
 	"sandboxforge/internal/fault"
@@ -106,6 +107,24 @@ func (c hostCheck) decide(u store.Usage) error {
 		e.Next("destroy an instance that is no longer needed (list_instances shows them)")
 	}
 	return e.Next("set smaller values under [vm] in the workspace's .sandboxforge.toml, or free memory or disk on the host")
+}
+
+// early is decide for a VM that is not admitted yet: VMs that will be gone by
+// then, because they are made into a template or can make room, do not count.
+func (c hostCheck) early(u store.Usage) error {
+	if slices.ContainsFunc(u.Live, func(l store.Lease) bool { return l.Kind == store.KindPool }) {
+		return nil
+	}
+	var live []store.Lease
+	for _, l := range u.Live {
+		if l.Kind == store.KindTemplate {
+			c.available += c.touched[l.BackendInstanceName]
+		} else {
+			live = append(live, l)
+		}
+	}
+	u.Live = live
+	return c.decide(u)
 }
 
 // floorHalf rounds down to half a GiB, the grain of a sensible suggestion.

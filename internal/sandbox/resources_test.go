@@ -9,6 +9,23 @@ import (
 	"sandboxforge/internal/store"
 )
 
+// TestEarlyCountsOnlyWhatStays: a judgement before a template is made must not
+// refuse what the admission would let in.
+func TestEarlyCountsOnlyWhatStays(t *testing.T) {
+	c := hostCheck{vm: config.VMConfig{CPUs: 1, MemoryGiB: 2, DiskGiB: 5}, cpus: 2, available: 3 * gib, diskFree: 50 * gib, touched: map[string]int64{"agent-1": gib / 2}}
+	lease := func(k store.Kind) store.Usage {
+		return store.Usage{Live: []store.Lease{{Kind: k, MemoryMiB: 2048, BackendInstanceName: "agent-1"}}}
+	}
+	for kind, fits := range map[store.Kind]bool{store.KindInstance: false, store.KindTemplate: true, store.KindPool: true} {
+		if err := c.early(lease(kind)); (err == nil) != fits {
+			t.Errorf("%s: %v, want fits %v", kind, err, fits)
+		}
+		if err := c.decide(lease(kind)); err == nil {
+			t.Errorf("%s: the admission counts all", kind)
+		}
+	}
+}
+
 // TestARefusalSuggestsOnlyWhatWasAsked: a size that the caller did not choose, a
 // snapshot's or what a template's state takes, is no value for [vm].
 func TestARefusalSuggestsOnlyWhatWasAsked(t *testing.T) {

@@ -76,7 +76,9 @@ func (s *Service) restoreInstance(ctx context.Context, r RestoreInstanceRequest,
 		return nil, false, notRemoved(fault.From(err), remnant{lease.InstanceID, s.undoCreate(ctx, lease, err)})
 	}
 	timings["total"] = s.now().Sub(began).Milliseconds()
-	return s.childResult(sel, sn, lease, timings), true, nil
+	out := s.childResult(sel, sn, lease, timings)
+	out.Warnings = append(s.ttlWarning(r.TTLMinutes, lease.ExpiresAt), out.Warnings...)
+	return out, true, nil
 }
 
 // childResult is create_instance's result for an instance that began in a

@@ -50,3 +50,13 @@ func (s *Service) selectBackend(ctx context.Context) (Selected, error) {
 	n.mu.Unlock()
 	return p.wait(ctx)
 }
+
+// CheckBackend looks in the background whether VMs can be made here, and warns
+// in the log if not. The first create waits for the same answer.
+func (s *Service) CheckBackend() {
+	s.wg.Go(func() {
+		if _, err := s.selectBackend(s.root); err != nil && s.root.Err() == nil {
+			s.log.Warn("no VM can be made here: run `sandboxforge doctor`", "error", err)
+		}
+	})
+}

@@ -193,7 +193,9 @@ func (s *Service) rememberFresh(ctx context.Context, l store.Lease, wanted []ser
 // deadline.
 func runServices(ctx context.Context, p services.Place, wanted []services.Service, known []services.Known, r PrepareWorkspaceRequest, out *PrepareWorkspaceResult) ([]services.Running, error) {
 	all := make([]services.Running, len(wanted))
+	unfetched := make([]*services.Unfetched, len(wanted))
 	err := together(len(wanted), func(i int) (err error) {
+		defer func() { errors.As(err, &unfetched[i]) }()
 		if all[i], err = p.Start(ctx, wanted[i], known[i]); err != nil || !known[i].Fresh || all[i].Status != services.StatusRunning {
 			return err
 		}
@@ -212,6 +214,10 @@ func runServices(ctx context.Context, p services.Place, wanted []services.Servic
 		}
 	}
 	if err != nil {
+		if unfetched = slices.DeleteFunc(unfetched, func(u *services.Unfetched) bool { return u == nil }); len(unfetched) > 1 && errors.As(err, new(*services.Unfetched)) {
+			// They fail for one reason, and are mended in one go.
+			err = services.CannotFetch(unfetched...)
+		}
 		return all, err
 	}
 	wait := services.Wait{Deadline: time.Now().Add(services.ReadyTimeout), Extend: r.WaitForReady}

@@ -99,14 +99,19 @@ func templateKey(ctx context.Context, st *template.Store, spec backend.Spec, p p
 
 // originOf finds the template for a new VM, and makes it if it is missing. That
 // there is none in the end is no error: the VM boots then, and the origin says
-// why. The error is ctx's.
-func (s *Service) originOf(ctx context.Context, sel Selected, spec backend.Spec, timings map[string]int64) (origin, error) {
+// why. The error is ctx's, room's, which is asked before a template is made, or
+// that there is no such image, without which no VM boots either.
+func (s *Service) originOf(ctx context.Context, sel Selected, spec backend.Spec, room func() error, timings map[string]int64) (origin, error) {
 	st := s.templateStore(sel)
 	if st == nil {
 		return origin{}, nil
 	}
 	began := s.now()
-	t, made, err := s.findTemplate(ctx, st, sel, spec, preparation{}, false)
+	var refused error
+	t, made, err := s.findTemplate(ctx, st, sel, spec, preparation{}, false, func() error {
+		refused = room()
+		return refused
+	})
 	what := "template"
 	if made {
 		what = "template_make"
@@ -118,10 +123,10 @@ func (s *Service) originOf(ctx context.Context, sel Selected, spec backend.Spec,
 	case ctx.Err() != nil:
 		return origin{}, fault.Wrap(context.Cause(ctx), fault.Cancelled, "create_instance was cancelled while its template was made").
 			Next("call create_instance again: the template is still being made, and is used when it is ready")
+	case refused != nil, fault.Is(err, fault.ImageNotFound):
+		return origin{}, err
 	}
-	o := origin{why: reasonOf(err)}
-	s.log.Warn("no template, the VM boots", "reason", o.why)
-	return o, nil
+	return origin{why: reasonOf(err)}, nil
 }
 
 // reasonOf is an error in one line of bounded length.
@@ -145,7 +150,8 @@ func reasonOf(err error) string {
 
 // findTemplate returns the template for VMs of spec with p, and whether it had
 // to be waited for. anew: a recent failure does not keep it from being tried again.
-func (s *Service) findTemplate(ctx context.Context, st *template.Store, sel Selected, spec backend.Spec, p preparation, anew bool) (t *template.Template, waited bool, err error) {
+// room, if not nil, is asked before it is made, and its error returned.
+func (s *Service) findTemplate(ctx context.Context, st *template.Store, sel Selected, spec backend.Spec, p preparation, anew bool, room func() error) (t *template.Template, waited bool, err error) {
 	key, err := templateKey(ctx, st, spec, p)
 	if err != nil {
 		return nil, false, err
@@ -156,6 +162,11 @@ func (s *Service) findTemplate(ctx context.Context, st *template.Store, sel Sele
 	}
 	if err != template.ErrMissing {
 		s.record(ctx, "template_unfit", "", "", nil, map[string]any{"key": key, "reason": err.Error()})
+	}
+	if room != nil {
+		if err := room(); err != nil {
+			return nil, false, err
+		}
 	}
 	w, err := s.joinMaking(st, sel, spec, p, key, anew)
 	if err != nil {
@@ -227,6 +238,7 @@ func blamesState(err error) bool {
 func (s *Service) bringUpFrom(ctx context.Context, sel Selected, lease store.Lease, o origin, timings map[string]int64) (store.Lease, []string, error) {
 	var warnings []string
 	if o.why != "" {
+		s.log.Warn("no template, the VM boots", "instance", lease.InstanceID, "reason", o.why)
 		warnings = append(warnings, "the VM was booted instead of cloned: "+o.why)
 	}
 	began := s.now()

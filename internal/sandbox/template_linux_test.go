@@ -3,6 +3,7 @@ package sandbox
 import (
 	"context"
 	"errors"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -132,6 +133,54 @@ func TestATemplateThatCannotBeMade(t *testing.T) {
 	l.empty()
 }
 
+// What cannot become an instance costs no boot: no template is made for a VM
+// that the host cannot carry, or whose image is not there.
+func TestNoTemplateForAVMThatIsRefused(t *testing.T) {
+	for name, c := range map[string]struct {
+		vm   map[string]any
+		code fault.Code
+	}{
+		"disk":   {map[string]any{"disk_gib": 60000}, fault.InsufficientHostResources},
+		"memory": {map[string]any{"memory_gib": 4000}, fault.InsufficientHostResources},
+		"cpus":   {map[string]any{"cpus": 255}, fault.InsufficientHostResources},
+		"image":  {map[string]any{"image": "missing"}, fault.ImageNotFound},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := withTemplates(t)
+			r := l.request()
+			maps.Copy(r.Overrides["vm"].(map[string]any), c.vm)
+			if _, err := l.s.CreateInstance(l.context(), r); !fault.Is(err, c.code) {
+				t.Errorf("%v, want %s", err, c.code)
+			}
+			l.templates(0)
+			if n := l.made(); len(n) != 0 {
+				t.Errorf("made: %v", n)
+			}
+			if all, err := l.s.store.Leases(l.context(), store.LeaseFilter{IncludeEnded: true}); err != nil || len(all) != 0 {
+				t.Errorf("leases: %+v, %v", all, err)
+			}
+		})
+	}
+}
+
+// A lease that is shorter than what was asked for says so.
+func TestACutTTLIsSaid(t *testing.T) {
+	l := newLab(t)
+	r := l.request()
+	for minutes, says := range map[float64]bool{500: true, 120: false, 5: false} {
+		r.TTLMinutes = &minutes
+		out, err := l.s.CreateInstance(l.context(), r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := "ttl_minutes 500 is above MAX_TTL_MINUTES (120): it ends at " + out.ExpiresAt
+		if got := strings.Join(out.Warnings, "\n"); got != want && says || got != "" && !says {
+			t.Errorf("%v minutes: %q", minutes, got)
+		}
+		l.destroy(out.InstanceID)
+	}
+}
+
 // A VM that hangs while it is made into a template is ended, and the whole is
 // tried once more.
 func TestATemplateMakerThatHangs(t *testing.T) {
@@ -257,7 +306,7 @@ func (l *lab) ready(s *Service, req CreateInstanceRequest, n int) (shape string)
 		l.t.Fatal(err)
 	}
 	spec := vmSpec(res.Config.VM)
-	o, err := s.originOf(l.context(), sel, spec, map[string]int64{})
+	o, err := s.originOf(l.context(), sel, spec, func() error { return nil }, map[string]int64{})
 	if err != nil || o.template == nil {
 		l.t.Fatalf("%+v, %v", o, err)
 	}

@@ -89,13 +89,13 @@ func (s *Service) WarmTemplate(ctx context.Context, r WarmTemplateRequest) (*War
 			return nil, err
 		}
 	}
-	t, made, err := s.findTemplate(ctx, st, sel, vmSpec(res.Config.VM), preparation{}, true)
+	t, made, err := s.findTemplate(ctx, st, sel, vmSpec(res.Config.VM), preparation{}, true, nil)
 	if err != nil {
 		return nil, err
 	}
 	if !p.empty() {
 		madeToo := false
-		if t, madeToo, err = s.findTemplate(ctx, st, sel, vmSpec(res.Config.VM), p, true); err != nil {
+		if t, madeToo, err = s.findTemplate(ctx, st, sel, vmSpec(res.Config.VM), p, true, nil); err != nil {
 			return nil, err
 		}
 		made = made || madeToo

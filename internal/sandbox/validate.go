@@ -2,6 +2,7 @@ package sandbox
 
 import (
 	"context"
+	"fmt"
 	"math"
 	"time"
 
@@ -75,6 +76,14 @@ func (s *Service) leaseTTL(asked *float64) (time.Duration, error) {
 		return 0, err
 	}
 	return min(d, s.settings.MaxTTL), nil
+}
+
+// ttlWarning says that a lease ends sooner than was asked.
+func (s *Service) ttlWarning(asked *float64, ends time.Time) []string {
+	if asked == nil || *asked <= s.settings.MaxTTL.Minutes() {
+		return nil
+	}
+	return []string{fmt.Sprintf("ttl_minutes %v is above MAX_TTL_MINUTES (%v): it ends at %s", *asked, s.settings.MaxTTL.Minutes(), isoTime(ends))}
 }
 
 // minutes turns a client's number into a duration. What is absurdly long is

@@ -176,15 +176,10 @@ func (p Place) image(ctx context.Context, s Service) (docker.Image, error) {
 	if err == nil {
 		return img, nil
 	}
-	f := p.fault(ctx, s, err, "the image %s of %s cannot be fetched", s.Image, s.Name)
-	if ctx.Err() == nil {
-		f = f.With("image", s.Image).
-			Next("check infra.%s.image: is there such an image, and does it need a login?", s.Name).
-			Next("check that the VM reaches the registry (`docker pull %s` with run_command)", s.Image).
-			Next("or build a guest image that has it already: sandboxforge image build --load %s=ARCHIVE", s.Image).
-			Next("or set infra.%s.enabled = false", s.Name)
+	if ctx.Err() != nil || errors.As(err, new(*fault.Error)) {
+		return img, p.fault(ctx, s, err, "")
 	}
-	return img, f
+	return img, CannotFetch(&Unfetched{Service: s, Err: err})
 }
 
 func (p Place) create(ctx context.Context, configured, s Service, img docker.Image) error {
@@ -300,9 +295,5 @@ func (p Place) fault(ctx context.Context, s Service, err error, format string, a
 // oneLine is a text of the guest in one line of bounded length.
 func oneLine(s string) string {
 	const most = 500
-	s = strings.Join(strings.Fields(s), " ")
-	if len(s) > most {
-		s = s[:most] + " ..."
-	}
-	return strings.ToValidUTF8(s, "�")
+	return docker.Words(strings.ToValidUTF8(strings.Join(strings.Fields(s), " "), "�"), most)
 }

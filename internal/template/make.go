@@ -64,7 +64,7 @@ func (s *Store) Make(ctx context.Context, d Description, p backend.Progress, bui
 	state := filepath.Join(dir, r.State)
 	saved, err := s.build(ctx, state, note.report, build)
 	if err == nil {
-		r.Created = time.Now().UTC()
+		r.Created, r.DiskSize = time.Now().UTC(), saved.DiskSize
 		err = publish(dir, r)
 	}
 	if err != nil {
@@ -74,7 +74,7 @@ func (s *Store) Make(ctx context.Context, d Description, p backend.Progress, bui
 	}
 	s.touch(dir)
 	s.log().Info("template made", "key", d.Key[:keyDigits], "image", d.Image, "memory_bytes", saved.MemoryBytes, "disk_bytes", saved.DiskBytes)
-	return &Template{Description: d, Created: r.Created, State: state, Saved: saved}, true, nil
+	return &Template{Description: r.Description, Created: r.Created, State: state, Saved: saved}, true, nil
 }
 
 func (s *Store) build(ctx context.Context, state string, p backend.Progress, build Build) (backend.SavedState, error) {

@@ -45,6 +45,9 @@ type Description struct {
 	Arch      string `json:"arch,omitempty"`
 	CPUs      int    `json:"cpus"`
 	MemoryMiB int64  `json:"memory_mib"`
+	// DiskSize is that of the VM's disk in bytes, 0 in records that do not say;
+	// Make fills it in.
+	DiskSize int64 `json:"disk_size,omitempty"`
 	// Services run in it, for people.
 	Services []string `json:"services,omitempty"`
 }

@@ -54,6 +54,8 @@ type Hooks struct {
 	// CheckState, SettleState and RemoveState are called with the state's
 	// directory.
 	CheckState, SettleState, RemoveState func(ctx context.Context, dir string) error
+	// StateKey is called with the name of the image.
+	StateKey func(ctx context.Context, image string) error
 	// Boot is what WatchBoot returns, unless the VM or the context ends first.
 	// Nil: every boot succeeds.
 	Boot func(ctx context.Context, name string, o backend.StartOptions) error

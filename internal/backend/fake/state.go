@@ -67,6 +67,9 @@ func (b *Backend) StateKey(ctx context.Context, s backend.Spec) (string, error) 
 	if err := b.unsupported(); err != nil {
 		return "", err
 	}
+	if err := call(b.o.Hooks.StateKey, ctx, s.Image); err != nil {
+		return "", err
+	}
 	s.Name, s.Hostname, s.DiskBytes, s.From, s.MemoryFile = "", "", 0, "", false
 	text, err := json.Marshal(struct {
 		Build string

@@ -84,27 +84,71 @@ func kvmObstacle(arch string) string {
 	return ""
 }
 
+// kvmRemedy is what mends an obstacle.
+func kvmRemedy(obstacle string) string {
+	if strings.HasSuffix(obstacle, unix.EACCES.Error()) {
+		return "join the group of the device and log in again: sudo usermod -aG kvm $USER"
+	}
+	return "enable virtualisation in the firmware and load the module kvm_intel or kvm_amd"
+}
+
+// accelKey is the question that a trial of img would answer.
+func (b *Backend) accelKey(img Image) (accelKey, error) {
+	bin, err := b.binary(img.Arch)
+	if err != nil {
+		return accelKey{}, err
+	}
+	key := accelKey{Method: 1, QEMU: bin, Kernel: img.Kernel, HostBoot: hostBootID(), KVM: kvmObstacle(img.Arch)}
+	for path, into := range map[string][2]*int64{bin: {&key.QEMUSize, &key.QEMUTime}, img.Kernel: {&key.KernelSize, &key.KernelTime}} {
+		st, err := os.Stat(path)
+		if err != nil {
+			return accelKey{}, imageFault(err, img)
+		}
+		*into[0], *into[1] = st.Size(), st.ModTime().UnixNano()
+	}
+	return key, nil
+}
+
+// remembered is the verdict in a file, if there is one.
+func remembered(file string) (v verdict, ok bool) {
+	err := readJSON(file, &v)
+	return v, err == nil && v.Accel != ""
+}
+
+// forcedKVM is what speaks against a KVM that SANDBOX_ACCEL forces, in which
+// nothing else is tried. It tries nothing either: it looks at what an earlier
+// trial found. ok: that it works. img is nil where there is no image.
+func (b *Backend) forcedKVM(img *Image) (p backend.Problem, ok bool) {
+	const instead = "unset SANDBOX_ACCEL (auto takes tcg here)"
+	if obstacle := kvmObstacle(runtime.GOARCH); obstacle != "" {
+		return backend.Problem{What: "SANDBOX_ACCEL=kvm is forced, and kvm cannot be used: " + obstacle, Fix: kvmRemedy(obstacle) + ", or " + instead, Doubtful: true}, false
+	}
+	if img != nil {
+		if key, err := b.accelKey(*img); err == nil {
+			switch v, known := remembered(filepath.Join(b.c.CacheDir, key.file())); {
+			case known && v.Accel == "kvm":
+				return p, true
+			case known:
+				return backend.Problem{What: "SANDBOX_ACCEL=kvm is forced, and kvm did not work when it was last tried: " + strings.Join(v.Evidence, " "), Fix: instead, Doubtful: true}, false
+			}
+		}
+	}
+	return backend.Problem{What: "SANDBOX_ACCEL=kvm is forced and was not tried; a VM may not start", Fix: "unset SANDBOX_ACCEL to have it tried"}, false
+}
+
 // accelFor decides the accelerator for an image: forced, remembered, or by
 // trial. The evidence is one sentence per candidate.
 func (b *Backend) accelFor(ctx context.Context, img Image, p backend.Progress) (verdict, error) {
 	if b.c.Accel != "" {
 		return verdict{Accel: b.c.Accel, Evidence: []string{b.c.Accel + " is forced by configuration (SANDBOX_ACCEL); it was not tried."}}, nil
 	}
-	bin, err := b.binary(img.Arch)
+	key, err := b.accelKey(img)
 	if err != nil {
 		return verdict{}, err
 	}
-	key := accelKey{Method: 1, QEMU: bin, Kernel: img.Kernel, HostBoot: hostBootID(), KVM: kvmObstacle(img.Arch)}
-	for path, into := range map[string][2]*int64{bin: {&key.QEMUSize, &key.QEMUTime}, img.Kernel: {&key.KernelSize, &key.KernelTime}} {
-		st, err := os.Stat(path)
-		if err != nil {
-			return verdict{}, imageFault(err, img)
-		}
-		*into[0], *into[1] = st.Size(), st.ModTime().UnixNano()
-	}
 	file := filepath.Join(b.c.CacheDir, key.file())
-	var v verdict
-	if readJSON(file, &v) == nil && v.Accel != "" {
+	v, ok := remembered(file)
+	if ok {
 		return v, nil
 	}
 	// One trial for all processes: whoever waited finds the answer.
@@ -113,7 +157,7 @@ func (b *Backend) accelFor(ctx context.Context, img Image, p backend.Progress) (
 		return verdict{}, err
 	}
 	defer lock.Close()
-	if readJSON(file, &v) == nil && v.Accel != "" {
+	if v, ok = remembered(file); ok {
 		return v, nil
 	}
 	v, err = b.tryAccelerators(ctx, img, key.KVM, p)

@@ -113,6 +113,57 @@ func TestForcedAcceleratorIsNotTried(t *testing.T) {
 	}
 }
 
+// What an earlier trial found of a KVM that is forced is told, and the operator
+// has their way all the same.
+func TestForcedKVMIsDoubtedForWhatIsKnown(t *testing.T) {
+	for name, c := range map[string]struct {
+		known    *verdict
+		problem  string
+		doubtful bool
+		evidence string
+	}{
+		"did not work": {&verdict{Accel: "tcg", Evidence: []string{"kvm printed nothing."}}, "did not work when it was last tried: kvm printed nothing.", true, ""},
+		"worked":       {&verdict{Accel: "kvm", Evidence: []string{"kvm works."}}, "", false, "It worked"},
+		"never tried":  {nil, "is forced and was not tried", false, ""},
+	} {
+		conf := newConfig(t)
+		conf.CacheDir, conf.Accel = t.TempDir(), "kvm"
+		b, err := New(conf.Config)
+		if err != nil {
+			t.Fatal(err)
+		}
+		key, err := b.accelKey(conf.Image)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if key.KVM != "" { // a host without the device
+			c.problem, c.doubtful, c.evidence = "SANDBOX_ACCEL=kvm is forced, and kvm cannot be used: "+key.KVM, true, ""
+		}
+		if c.known != nil {
+			if err := writeJSON(filepath.Join(b.c.CacheDir, key.file()), c.known, false); err != nil {
+				t.Fatal(err)
+			}
+		}
+		r, err := b.Probe(t.Context(), func(stage, m string) {
+			if stage == "accelerator" {
+				t.Errorf("%s: tried: %s", name, m)
+			}
+		})
+		if err != nil || !r.Usable || r.Accelerator != "kvm" || !strings.Contains(strings.Join(r.Evidence, " "), c.evidence) {
+			t.Errorf("%s: %+v, %v", name, r, err)
+		}
+		said := false
+		for _, p := range r.Problems {
+			if strings.Contains(p.What, "SANDBOX_ACCEL") {
+				said = strings.Contains(p.What, c.problem) && p.Doubtful == c.doubtful && strings.Contains(p.Fix, "unset SANDBOX_ACCEL")
+			}
+		}
+		if said != (c.problem != "") {
+			t.Errorf("%s: %+v", name, r.Problems)
+		}
+	}
+}
+
 // A kernel that never says a word, as on a host whose KVM hangs: the trial
 // ends, says what was seen, and is not remembered.
 func TestSilentKernelFailsTheTrial(t *testing.T) {

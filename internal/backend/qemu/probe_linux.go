@@ -8,8 +8,6 @@ import (
 	"runtime"
 	"strings"
 
-	"golang.org/x/sys/unix"
-
 	"sandboxforge/internal/backend"
 	"sandboxforge/internal/fault"
 )
@@ -59,12 +57,8 @@ func (b *Backend) Probe(ctx context.Context, p backend.Progress) (backend.Report
 			problem(true, fix, "%s: %v", dir, err)
 		}
 	}
-	if obstacle := kvmObstacle(arch); obstacle != "" && b.c.Accel != "tcg" {
-		fix := "enable virtualisation in the firmware and load the module kvm_intel or kvm_amd"
-		if strings.HasSuffix(obstacle, unix.EACCES.Error()) {
-			fix = "join the group of the device and log in again: sudo usermod -aG kvm $USER"
-		}
-		problem(false, fix+"; VMs work without it, slower", "no hardware acceleration: %s", obstacle)
+	if obstacle := kvmObstacle(arch); obstacle != "" && b.c.Accel == "" {
+		problem(false, kvmRemedy(obstacle)+"; VMs work without it, slower", "no hardware acceleration: %s", obstacle)
 	}
 	fatal := func() bool {
 		for _, q := range r.Problems {
@@ -74,9 +68,9 @@ func (b *Backend) Probe(ctx context.Context, p backend.Progress) (backend.Report
 		}
 		return false
 	}
-	img, err := b.find("", arch)
-	if err != nil {
-		fromError(false, err)
+	img, noImage := b.find("", arch)
+	if noImage != nil {
+		fromError(false, noImage)
 		if b.c.Accel != "" {
 			r.Accelerator = b.c.Accel
 		} else {
@@ -91,6 +85,17 @@ func (b *Backend) Probe(ctx context.Context, p backend.Progress) (backend.Report
 		r.Evidence = append(r.Evidence, v.Evidence...)
 		if err != nil {
 			fromError(true, err)
+		}
+	}
+	if b.c.Accel == "kvm" {
+		known := &img
+		if noImage != nil {
+			known = nil
+		}
+		if p, ok := b.forcedKVM(known); ok {
+			r.Evidence = append(r.Evidence, "It worked when it was last tried.")
+		} else {
+			r.Problems = append(r.Problems, p)
 		}
 	}
 	if !fatal() {
@@ -159,10 +164,10 @@ var packages = map[string]map[string]string{
 }
 
 // installHint is the command that installs a program: for the package manager
-// that is here, or for all that are known.
+// that is here, or for all that are known where that does not say which.
 func installHint(program string) string {
 	program = program[strings.LastIndexByte(program, '/')+1:]
-	var all []string
+	var here, all []string
 	for _, m := range []struct{ name, command string }{
 		{"apt-get", "sudo apt-get install -y --no-install-recommends %s"},
 		{"dnf", "sudo dnf install -y %s"},
@@ -174,9 +179,12 @@ func installHint(program string) string {
 		}
 		hint := fmt.Sprintf(m.command, pkg)
 		if _, err := exec.LookPath(m.name); err == nil {
-			return hint
+			here = append(here, hint)
 		}
 		all = append(all, hint)
+	}
+	if len(here) == 1 {
+		return here[0]
 	}
 	return strings.Join(all, ", or ")
 }
