@@ -3,6 +3,7 @@
 package lima
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -11,7 +12,9 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
+	"sync"
 	"time"
 
 	"sandboxforge/internal/backend"
@@ -40,19 +43,34 @@ const (
 
 func isBase(name string) bool { return strings.HasPrefix(name, basePrefix) }
 
+// agentDigest is of the embedded agent for an architecture, unpacked once.
+func agentDigest(arch string) (string, error) {
+	agentDigests.Lock()
+	defer agentDigests.Unlock()
+	if d := agentDigests.of[arch]; d != "" {
+		return d, nil
+	}
+	agent, err := guestbin.Agent(arch)
+	if err != nil {
+		return "", err
+	}
+	agentDigests.of[arch] = guestbin.Digest(agent)
+	return agentDigests.of[arch], nil
+}
+
+var agentDigests = struct {
+	sync.Mutex
+	of map[string]string
+}{of: map[string]string{}}
+
 // baseSpec is the base for VMs like s.
 func (b *Backend) baseSpec(s backend.Spec) (backend.Spec, error) {
-	arch := s.Arch
-	var agents []string
-	for _, a := range guestbin.Architectures() {
-		// Without an embedded agent nothing can be installed.
-		agent, err := guestbin.Agent(a)
-		if err != nil {
-			return s, err
-		}
-		agents = append(agents, guestbin.Digest(agent))
+	// Without an embedded agent nothing can be installed.
+	agent, err := agentDigest(cmp.Or(s.Arch, runtime.GOARCH))
+	if err != nil {
+		return s, err
 	}
-	text, err := json.Marshal([]any{1, s.Template, s.VMType, arch, agents, closed})
+	text, err := json.Marshal([]any{1, s.Template, s.VMType, s.Arch, agent, closed})
 	if err != nil {
 		return s, err
 	}
