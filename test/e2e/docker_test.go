@@ -120,7 +120,7 @@ func TestWhatDockerCannotDoIsAnError(t *testing.T) {
 
 func TestHostileNamesNeverReachDocker(t *testing.T) {
 	sv, id := dockerVM(t)
-	before := sv.output(t, id, "docker ps -aq; docker images -q; ls /tmp")
+	before := sv.output(t, id, "docker ps -aq | sort; docker images -q | sort; ls /tmp")
 	for _, bad := range []string{"--privileged", "-v", "a;touch /tmp/x", "a$(touch /tmp/x)", "a\nb", "a b", "`id`", "", "../x", strings.Repeat("a", 600)} {
 		sv.fails(t, fault.InvalidArgument, "docker_run", obj{"instance_id": id, "image": bad})
 		sv.fails(t, fault.InvalidArgument, "docker_run", obj{"instance_id": id, "image": toolbox, "name": bad + "\x00"})
@@ -142,7 +142,7 @@ func TestHostileNamesNeverReachDocker(t *testing.T) {
 	if r.Stdout != "--rm -- --name=x\n" {
 		t.Errorf("%+v", r)
 	}
-	if after := sv.output(t, id, "docker ps -aq; docker images -q; ls /tmp"); after != before {
+	if after := sv.output(t, id, "docker ps -aq | sort; docker images -q | sort; ls /tmp"); after != before {
 		t.Errorf("before:\n%s\nafter:\n%s", before, after)
 	}
 }
