@@ -381,7 +381,20 @@ func (l *lab) stop(id string) (goOn func()) {
 	}
 	goOn = sync.OnceFunc(func() { syscall.Kill(pid, syscall.SIGCONT) })
 	l.t.Cleanup(goOn)
+	l.eventually(func() bool { return halted(pid) }) // the signal reaches each thread in its own time
 	return goOn
+}
+
+// halted reports whether all threads of a process are stopped.
+func halted(pid int) bool {
+	threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
+	for _, f := range threads {
+		b, err := os.ReadFile(f)
+		if _, rest, _ := strings.Cut(string(b), ") "); err != nil || !strings.HasPrefix(rest, "T") {
+			return false
+		}
+	}
+	return len(threads) > 0
 }
 
 func (l *lab) destroy(id string) {

@@ -296,37 +296,35 @@ func TestARepeatOfACommand(t *testing.T) {
 			return err
 		}},
 	} {
-		t.Run(c.scope, func(t *testing.T) {
-			state := func(want store.Outcome) store.Request {
-				t.Helper()
-				req, got, err := l.s.store.BeginRequest(t.Context(), c.scope, "r", store.Fingerprint(c.params))
-				if err != nil || got != want {
-					t.Fatalf("%v %v, want %v", got, err, want)
-				}
-				return req
+		state := func(want store.Outcome) store.Request {
+			t.Helper()
+			req, got, err := l.s.store.BeginRequest(t.Context(), c.scope, "r", store.Fingerprint(c.params))
+			if err != nil || got != want {
+				t.Fatalf("%s: %v %v, want %v", c.scope, got, err, want)
 			}
-			req := state(store.Fresh)
-			if _, err := l.s.store.InsertTask(t.Context(), store.NewTask{InstanceID: src, Kind: c.kind, Command: "make", Request: &req}); err != nil {
-				t.Fatal(err)
+			return req
+		}
+		req := state(store.Fresh)
+		if _, err := l.s.store.InsertTask(t.Context(), store.NewTask{InstanceID: src, Kind: c.kind, Command: "make", Request: &req}); err != nil {
+			t.Fatal(err)
+		}
+		if err := l.s.store.ReleaseRequest(t.Context(), req); err != nil {
+			t.Fatal(err)
+		}
+		lease, err := l.s.store.Lease(t.Context(), src)
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.s.links.drop(lease.BackendInstanceName)
+		goOn := l.stop(src)
+		wantCode(t, c.repeat(), fault.RuntimeNotReady)
+		goOn()
+		state(store.OwnerDied)
+		if c.kind == store.TaskCommand { // the lab's guest starts nothing
+			if err := c.repeat(); err != nil {
+				t.Error(err)
 			}
-			if err := l.s.store.ReleaseRequest(t.Context(), req); err != nil {
-				t.Fatal(err)
-			}
-			lease, err := l.s.store.Lease(t.Context(), src)
-			if err != nil {
-				t.Fatal(err)
-			}
-			l.s.links.drop(lease.BackendInstanceName)
-			goOn := l.stop(src)
-			wantCode(t, c.repeat(), fault.RuntimeNotReady)
-			goOn()
-			state(store.OwnerDied)
-			if c.kind == store.TaskCommand { // the lab's guest starts nothing
-				if err := c.repeat(); err != nil {
-					t.Error(err)
-				}
-				state(store.Finished)
-			}
-		})
+			state(store.Finished)
+		}
 	}
 }
