@@ -45,24 +45,7 @@ func (p *parser) command() *command {
 }
 
 // argumentValue is what may stand as a cmdlet's argument: no operators.
-func (p *parser) argumentValue() expression {
-	items := []expression{p.oneArgument()}
-	for {
-		at := p.i
-		p.blanks()
-		if p.peek() != ',' {
-			p.i = at
-			break
-		}
-		p.i++
-		p.gap(false)
-		items = append(items, p.oneArgument())
-	}
-	if len(items) == 1 {
-		return items[0]
-	}
-	return &comma{items}
-}
+func (p *parser) argumentValue() expression { return p.list(p.oneArgument) }
 
 func (p *parser) oneArgument() expression {
 	c := p.peek()

@@ -50,8 +50,11 @@ func (p *parser) binary(names []string, next func() expression) expression {
 	}
 }
 
-func (p *parser) commas() expression {
-	items := []expression{p.unary()}
+func (p *parser) commas() expression { return p.list(p.unary) }
+
+// list reads what next reads, and more of it behind commas; one alone is itself.
+func (p *parser) list(next func() expression) expression {
+	items := []expression{next()}
 	for {
 		at := p.i
 		p.blanks()
@@ -61,7 +64,7 @@ func (p *parser) commas() expression {
 		}
 		p.i++
 		p.gap(false)
-		items = append(items, p.unary())
+		items = append(items, next())
 	}
 	if len(items) == 1 {
 		return items[0]
